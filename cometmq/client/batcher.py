@@ -19,7 +19,7 @@ from cometmq.client.options import ProducerOptions
 from cometmq.client.send_many import MessageRange, SendMany
 from cometmq.client.stored_form import PLAIN, StoredForm, form_of
 from cometmq.clock import Clock
-from cometmq.errors import BatchTooLarge
+from cometmq.errors import BatchTooLarge, CometError
 from cometmq.format.compression import compress
 from cometmq.format.halves import HalfForm
 from cometmq.format.record import decode_all
@@ -38,13 +38,14 @@ class Buffer:
     single message costs nothing more.
     """
 
-    __slots__ = ("bytes_max", "count", "count_max", "limit", "room", "runs", "used")
+    __slots__ = ("batch_count", "bytes_max", "count", "count_max", "limit", "room", "runs", "used")
 
     def __init__(self, bytes_max: int, count_max: int) -> None:
         self.bytes_max = bytes_max
         self.count_max = count_max
         self.used = 0
         self.count = 0
+        self.batch_count = 0  # that were closed so far
         self.limit = bytes_max  # of `used`; 0 while there are as many messages as there may be
         self.room = asyncio.Event()  # not set while senders have to wait
         self.room.set()
@@ -56,6 +57,7 @@ class Buffer:
         """A batch of so many bytes and messages takes no more."""
         self.used += size
         self.count += count
+        self.batch_count += 1
         if self.count >= self.count_max:
             self.limit = 0
         if self.used >= self.limit:
@@ -153,6 +155,7 @@ class Batcher:
         # What the open batch's last segment is written by now, and for which messages of it; else
         # None. Nothing else may touch the batch before the run has ended.
         self._run: tuple[OpenRun, MessageRange] | None = None
+        self._slot: Slot | None = None  # of the message that was put last
 
     def take_opened(self, opened: broker_pb2.SendStreamOpened) -> bool:
         """The form of a new stream. True when closed batches have to be encoded again."""
@@ -218,6 +221,7 @@ class Batcher:
         segment = slot.segment
         if segment is None or segment is not batch.last:
             segment = slot.segment = self._next_segment(batch, slot)
+        self._slot = slot
         if not self._in_turn:
             self._begin_turn()
         if slot.stored.timer:
@@ -235,11 +239,23 @@ class Batcher:
         if len(buffer) + size > self._bytes_max or len(starts) >= self._count_max:
             self.close()  # the next one, if it is like this one, would not fit
 
-    def extend(self, messages: list[Message], at: int, slot: Slot, many: SendMany) -> int:
-        """Encodes messages from ``at`` on beside the ones before them, as long as there is room in
-        the batch and they need no other look; how many. The next one is for :meth:`put`.
+    def extend(
+        self, messages: list[Message], at: int, slot: Slot, many: SendMany, *, count: int
+    ) -> int:
+        """Encodes messages from ``at`` on, at most so many, beside the ones before them, as long as
+        there is room in the batch and they need no other look; how many. The next one is for
+        :meth:`put`. Either all have a sharding key, and the slot's queue is that of all these keys,
+        or none has.
         """
         self.end_run()
+        first = messages[at]
+        if first.__class__ is not Message or first.deliver_at_ms or first.delay_ms:
+            return 0
+        if first.delay_level or first.wait_store is not True:
+            try:
+                slot = slot.like(first)
+            except CometError:
+                return 0
         batch, encoder, form = self.open, self.encoder, slot.form
         if batch is None or batch.last is None or batch.last is not slot.segment:
             return 0
@@ -251,9 +267,10 @@ class Batcher:
             batch.buffer,
             messages,
             at,
-            self._count_max - batch.count,
+            min(count, self._count_max - batch.count),
             form,
             slot.stored_queue_id,
+            is_keyed=bool(first.sharding_key),
             bytes_max=self._bytes_max,
             body_bytes_max=self._plain_bytes_max,
             born_time_ms=self._now_ms,
@@ -267,11 +284,13 @@ class Batcher:
                 self.close()
         return len(starts)
 
-    def begin_run(self, slot: Slot) -> None:
-        """The extension takes the next messages of the topic, without a call of :meth:`put`, as
-        long as they are plain and go into the open batch behind the ones before. Nothing is done
-        where that would not pay.
+    def begin_run(self) -> None:
+        """Messages that are like the one that was put last go into the open batch behind it, by the
+        extension and without a call of :meth:`put`. Nothing is done where that would not pay.
         """
+        slot = self._slot
+        if slot is None or slot.stored.timer:  # each names a time of its own
+            return
         batch, encoder, form, segment = self.open, self.encoder, slot.form, slot.segment
         if (
             accelerator is None

@@ -12,13 +12,22 @@ from cometmq.client.stored_form import StoredForm
 from cometmq.clock import Clock
 from cometmq.errors import (
     BodyTooLarge,
+    CometError,
     PropertiesInvalid,
     PropertiesTooLarge,
     PropertyReserved,
 )
 from cometmq.format.compression import SYS_FLAG_COMPRESSION
 from cometmq.format.ids import UNIQUE_ID_COUNTER_MAX, UniqueIds
-from cometmq.format.properties import KEY_SEPARATOR, KEYS, SHARDING_KEY, TAGS, UNIQ_KEY, is_reserved
+from cometmq.format.properties import (
+    KEY_SEPARATOR,
+    KEYS,
+    RESERVED,
+    SHARDING_KEY,
+    TAGS,
+    UNIQ_KEY,
+    is_reserved,
+)
 from cometmq.format.properties import encode as encode_properties
 from cometmq.format.record import BODY_CRC_MASK, MAGIC_V1, Record, encode, layout_of_hosts
 from cometmq.format.timers import DIGITS_AT
@@ -39,6 +48,10 @@ _ID_PROPERTY_BYTES = len(_ID_PROPERTY) + _UNIQUE_ID_DIGITS + 1
 _OWN_PROPERTIES_BYTES_MAX = PROPERTIES_BYTES_MAX - _ID_PROPERTY_BYTES
 # Carried by fields of Message, or ours.
 _OWN_NAMES = frozenset((KEYS, SHARDING_KEY, TAGS, UNIQ_KEY))
+# Names that no property of an application has, each behind its length in one byte.
+_NOT_OWN_NAMES = b"".join(
+    bytes((len(name),)) + name.encode() for name in sorted(_OWN_NAMES | RESERVED)
+)
 
 
 def encode_tag(tag: str) -> bytes:
@@ -79,30 +92,24 @@ def encode_application_properties(message: Message) -> bytes:
     return encoded
 
 
-def _is_plain(message: Message, topic: str) -> bool:
-    """Whether it has nothing but this topic, a tag and a body."""
+def _is_of_run(message: Message, form: RecordForm, is_keyed: bool) -> bool:
+    """Whether it goes where its neighbours go, in the same form."""
     return (
         message.__class__ is Message
         and message.topic.__class__ is str
-        and message.topic == topic
+        and message.topic == form.topic
         and message.body.__class__ is bytes
         and message.tag.__class__ is str
         and message.keys.__class__ is tuple
         and message.properties.__class__ is dict
         and message.flag.__class__ is message.delay_level.__class__ is int
+        and message.delay_level == form.delay_level
         and message.deliver_at_ms.__class__ is message.delay_ms.__class__ is int
         and message.sharding_key.__class__ is str
-        and message.wait_store is True
+        and bool(message.sharding_key) is is_keyed
+        and message.wait_store is form.wait_store
         and message.queue is None
-        and not (
-            message.keys
-            or message.properties
-            or message.flag
-            or message.delay_level
-            or message.deliver_at_ms
-            or message.delay_ms
-            or message.sharding_key
-        )
+        and not (message.deliver_at_ms or message.delay_ms)
     )
 
 
@@ -115,15 +122,38 @@ class RecordForm:
     ``digits_at``: where in a middle the digits stand of a message that names its time.
     """
 
-    __slots__ = ("_id_start", "_topic", "digits_at", "middles", "prefix", "topic")
+    __slots__ = (
+        "_id_start",
+        "_topic",
+        "delay_level",
+        "digits_at",
+        "middles",
+        "native",
+        "prefix",
+        "topic",
+        "wait_store",
+    )
 
-    def __init__(self, topic: str, wire: str, stream: str, prefix: bytes = b"") -> None:
+    def __init__(
+        self,
+        topic: str,
+        wire: str,
+        stream: str,
+        prefix: bytes = b"",
+        *,
+        delay_level: int = 0,
+        wait_store: bool = True,
+    ) -> None:
         self.topic = topic  # as messages have it
+        self.delay_level = delay_level
+        self.wait_store = wait_store
         name = wire.encode()
         self._topic = bytes((len(name),)) + name
         self.digits_at = 1 + len(name) + 2 + DIGITS_AT
         self.prefix = prefix
         self.middles: dict[str, bytes] = {}  # by tag, of messages without keys and properties
+        # The same as the extension wants it.
+        self.native = topic, self.middles, len(prefix), delay_level, wait_store, _NOT_OWN_NAMES
         self.use(stream)
 
     def use(self, stream: str) -> None:
@@ -134,13 +164,18 @@ class RecordForm:
     def middle(self, message: Message) -> bytes:
         """Everything between the body and the counter. Raises what is wrong with the message."""
         message.check()  # again: it may have been changed since it was made
+        middle = self._middle_of_tag(message.tag)
         if message.keys or message.properties or message.sharding_key:
             return self._around(encode_application_properties(message))
-        middle = self.middles.get(message.tag)
+        return middle
+
+    def _middle_of_tag(self, tag: str) -> bytes:
+        """That of messages with this tag and nothing else; the extension makes the others of it."""
+        middle = self.middles.get(tag)
         if middle is None:
-            middle = self._around(encode_tag(message.tag))
-            if len(self.middles) < TAG_CACHE_MAX and message.tag.__class__ is str:
-                self.middles[message.tag] = middle
+            middle = self._around(encode_tag(tag))
+            if len(self.middles) < TAG_CACHE_MAX and tag.__class__ is str:
+                self.middles[tag] = middle
         return middle
 
     def _around(self, properties: bytes) -> bytes:
@@ -235,7 +270,14 @@ class RecordEncoder:
             named = self._namespace.wire(queue.topic)
             wire, _ = stored.place(named, queue.queue_id)
             prefix = stored.prefix(named, queue.queue_id)
-            form = self._forms_with_prefix[key] = RecordForm(queue.topic, wire, self.stream, prefix)
+            form = self._forms_with_prefix[key] = RecordForm(
+                queue.topic,
+                wire,
+                self.stream,
+                prefix,
+                delay_level=stored.delay_level,
+                wait_store=stored.wait_store,
+            )
         return form
 
     def append_record(
@@ -287,14 +329,15 @@ class RecordEncoder:
         form: RecordForm,
         queue_id: int,
         *,
+        is_keyed: bool,
         bytes_max: int,
         body_bytes_max: int,
         born_time_ms: int,
     ) -> array[int]:
         """Appends the records of messages from ``at`` on, at most so many, and as long as the
-        buffer has at most ``bytes_max``. Stops before a message that has more than the form's
-        topic, a tag that was met before and a body that is stored as it is. Where each record
-        begins.
+        buffer has at most ``bytes_max``. Stops before a message that is not of the form, has
+        a queue of its own, a sharding key unless ``is_keyed``, a tag that was not met before, or a
+        body that is not stored as it is; and before one with a fault. Where each record begins.
         """
         body_bytes_max = min(body_bytes_max, RUN_BODY_BYTES_MAX)
         starts = array("I")
@@ -305,8 +348,8 @@ class RecordEncoder:
                     messages,
                     at,
                     count_max,
-                    form.topic,
-                    form.middles,
+                    form.native,
+                    is_keyed,
                     bytes_max,
                     body_bytes_max,
                     queue_id,
@@ -318,15 +361,19 @@ class RecordEncoder:
             self.counter += len(starts)
             return starts
         for message in messages[at : at + count_max]:
-            if not _is_plain(message, form.topic) or len(message.body) > body_bytes_max:
+            if not _is_of_run(message, form, is_keyed) or message.tag not in form.middles:
                 break
-            body, middle = message.body, form.middles.get(message.tag)
-            if middle is None:
+            body = message.body
+            if len(body) > body_bytes_max:
+                break
+            try:
+                middle = form.middle(message)
+            except CometError:  # whoever puts it alone raises it
                 break
             if len(buffer) + self.fixed_bytes + len(body) + len(middle) > bytes_max:
                 break
             starts.append(len(buffer))
-            self.append_record(buffer, queue_id, body, 0, 0, middle, born_time_ms)
+            self.append_record(buffer, queue_id, body, message.flag, 0, middle, born_time_ms)
         return starts
 
     def open_run(
@@ -348,9 +395,8 @@ class RecordEncoder:
         return accelerator.OpenRun(
             buffer,
             each,
-            form.topic,
-            form.middles,
             min(count_max, RUN_COUNT_MAX),
+            form.native,
             bytes_max,
             min(body_bytes_max, RUN_BODY_BYTES_MAX),
             queue_id,

@@ -7,13 +7,14 @@ from __future__ import annotations
 import asyncio
 import random
 from asyncio import Future
+from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Self
 
-from cometmq.client.batch import Batch, Waiter
-from cometmq.client.batcher import Buffer, Slot
+from cometmq.client.batch import Waiter
+from cometmq.client.batcher import Buffer
 from cometmq.client.broker_sender import BrokerSender, QueueWriter
 from cometmq.client.connections import Connections
 from cometmq.client.hooks import SendHooks
@@ -21,6 +22,7 @@ from cometmq.client.messages import SendReceipt
 from cometmq.client.names import check_topic
 from cometmq.client.namespaces import Namespace
 from cometmq.client.options import ProducerOptions, backoff_policy, options_of
+from cometmq.client.partitioner import StickyPartitioner, has_key
 from cometmq.client.recalls import Recaller
 from cometmq.client.received import ReceivedMessage
 from cometmq.client.replier import Replier
@@ -44,7 +46,6 @@ from cometmq.errors import (
     InvalidRequest,
     NoPermission,
     PeerUnavailable,
-    QueueNotFound,
     RouteNotFound,
     TopicNotFound,
 )
@@ -60,112 +61,6 @@ TELL_LOST_S = 10.0
 
 _log = logger(__name__)
 _TICK_S = 0.05  # how often deadlines and routes are looked at
-
-
-class StickyPartitioner:
-    """A topic's queues, and the one that messages go to now: it changes with each batch, so that a
-    batch holds few, long runs. Without load each message is a batch of its own, and queues simply
-    take turns.
-    """
-
-    __slots__ = ("batch", "now", "pinned", "queue_writers", "queues", "selectable", "turn")
-
-    def __init__(self) -> None:
-        self.queue_writers: list[QueueWriter] = []
-        # For messages that name a queue, in RocketMQ's order: the same queues, and those of broker
-        # groups that have no writer now.
-        self.pinned: dict[QueueRef, QueueWriter] = {}
-        self.queues: tuple[QueueRef, ...] = ()  # those of `pinned`
-        # What selectors choose from, in RocketMQ's order: those of `queue_writers`, but of an
-        # ordered topic all of `queues`.
-        self.selectable: tuple[QueueRef, ...] = ()
-        self.turn = random.randrange(1 << 16)  # producers do not all begin alike
-        self.now: QueueWriter | None = None
-        self.batch: Batch | None = None  # that `now` was chosen for
-
-    def use(
-        self,
-        queue_writers: list[QueueWriter],
-        pinned: Iterable[QueueWriter],
-        *,
-        is_ordered: bool = False,
-    ) -> None:
-        """Other queues from now on. ``is_ordered``: selectors get those of groups without a writer
-        too.
-        """
-        self.queue_writers = queue_writers
-        self.pinned = {writer.queue: writer for writer in pinned}
-        self.queues = tuple(self.pinned)
-        live = {writer.queue for writer in queue_writers}
-        self.selectable = self.queues if is_ordered else tuple(q for q in self.queues if q in live)
-        self.now = self.batch = None
-
-    def choose(self) -> QueueWriter | None:
-        """The next queue: of a broker that answers in time, else of one that is connected, else of
-        one that was once; None when there is none.
-        """
-        turn, best, best_rank = self.turn, None, 3
-        for number in range(turn + 1, turn + 1 + len(self.queue_writers)):
-            writer = self.queue_writers[number % len(self.queue_writers)]
-            if writer.ready() and (rank := writer.sender.rank()) < best_rank:
-                self.turn, self.now, best, best_rank = number, writer, writer, rank
-                if rank == 0:
-                    break
-        return best
-
-    def put(self, message: Message, waiter: Waiter) -> bool:
-        """Sends by the rule; False when no queue can be encoded for. Afterwards ``batch`` is None
-        when a batch was closed: the next message goes to the next queue."""
-        writer = self.sticky()
-        if writer is None:
-            return False
-        self.put_by(writer, writer, message, waiter)
-        return True
-
-    def sticky(self) -> QueueWriter | None:
-        """The queue of the messages before, as long as their batch is open; else the next one."""
-        writer = self.now
-        if writer is None or self.batch is None or writer.sender.batcher.open is not self.batch:
-            writer = self.choose()
-        return writer
-
-    def put_by(self, writer: QueueWriter, slot: Slot, message: Message, waiter: Waiter) -> None:
-        """Sends to a queue that was chosen; ``slot``: it, or its messages of another kind."""
-        batcher = writer.sender.batcher
-        before = batcher.open
-        batcher.put(message, slot, waiter)
-        after = batcher.open
-        self.batch = after if before is None or before is after else None
-
-    def begin_run(self) -> None:
-        """Behind a message that :meth:`put` has put into the open batch: the next ones may go the
-        same way without it.
-        """
-        assert self.now is not None
-        self.now.sender.batcher.begin_run(self.now)
-
-    def extend(self, messages: list[Message], at: int, many: SendMany) -> int:
-        """Sends messages from ``at`` on to the queue of the ones before, as long as they go the
-        same way without another look; how many. The next one is for :meth:`put`.
-        """
-        writer = self.now
-        if writer is None or self.batch is None or writer.sender.batcher.open is not self.batch:
-            return 0
-        batcher = writer.sender.batcher
-        count = batcher.extend(messages, at, writer, many)
-        if batcher.open is not self.batch:  # it was closed
-            self.batch = None
-        return count
-
-    def named(self, queue: QueueRef) -> QueueWriter:
-        """The queue that an application chose; without a broker group the first of its number.
-        QueueNotFound.
-        """
-        for known, writer in self.pinned.items():
-            same_group = queue.broker_group in ("", known.broker_group)
-            if same_group and (queue.topic, queue.queue_id) == (known.topic, known.queue_id):
-                return writer
-        raise QueueNotFound(f"{queue} is not among the topic's writable queues.")
 
 
 class Producer:
@@ -292,19 +187,18 @@ class Producer:
             partitioner = self._rule.get(topic)
         except AttributeError:  # it is no message: the error comes there
             return await self._send_with_care(message)
-        if (
-            partitioner is None
-            or message.queue is not None
-            or message.sharding_key
-            or self._buffer.used >= self._buffer.limit
-        ):
+        if partitioner is None or message.queue is not None:
+            return await self._send_with_care(message)
+        buffer = self._buffer
+        if buffer.used >= buffer.limit:
             return await self._send_with_care(message)
         future: Future[SendReceipt] = self._loop.create_future()
+        batch_count = buffer.batch_count
         if not partitioner.put(message, future):
             return await self._send_with_care(message)
-        if partitioner.batch is None:  # it was closed: let it go out while the next one fills
+        if buffer.batch_count > batch_count:  # let it go out while the next one fills
             await asyncio.sleep(0)
-        else:
+        elif not message.sharding_key:
             partitioner.begin_run()
         return future
 
@@ -313,14 +207,15 @@ class Producer:
         return await (await self.send(message))
 
     async def send_many(self, messages: Iterable[Message]) -> Future[SendReceipts]:
-        """As :meth:`send` for each of the messages, in their order, at a fraction of the cost. One
-        future has the receipts of all, once the brokers have answered; a message that was not
-        stored has its error there, by its place, and keeps no other one back.
+        """As :meth:`send` for each of the messages, in their order, but that neighbours with
+        sharding keys are sent queue by queue. One future has the receipts of all, once the brokers
+        have answered; a message that was not stored has its error there, by its place, and keeps
+        no other one back.
 
         Takes the messages as there is room in the buffer. Raises InvalidRequest for what is no
         iterable, ClientClosed, and what an iterator raises: the messages before it are sent. A
-        cancelled call has sent the messages up to some place; cancelling the future takes nothing
-        back.
+        cancelled call has sent the messages up to some place, of those with sharding keys the
+        first ones of each queue; cancelling the future takes nothing back.
         """
         self._check_open()
         if not isinstance(messages, Iterable):
@@ -424,17 +319,49 @@ class Producer:
         """Puts messages of a ``send_many`` into the buffer."""
         unreachable: dict[object, CometError] = {}
         at = 0
+        ends: deque[int] = deque()  # of the groups of messages with keys that come next
+        version = 0  # of the queues that they were made for
+        buffer = self._buffer
         while at < len(messages):
+            batch_count = buffer.batch_count
             partitioner = self._rule_for(messages[at])
             count = 0
-            if partitioner is not None and self._buffer.used < self._buffer.limit:
-                count = partitioner.extend(messages, at, many)
+            if partitioner is not None and buffer.used < buffer.limit:
+                if ends and version != partitioner.version:  # their queues may be others
+                    ends = deque(range(at + 1, ends[-1] + 1))
+                elif not ends and has_key(messages[at]):
+                    ends.extend(partitioner.group(messages, at, many))
+                version = partitioner.version
+                if ends:
+                    count = partitioner.extend_keyed(messages, at, many, end=ends[0])
+                else:
+                    count = partitioner.extend(messages, at, many)
+                count = count or self._put_at_once(messages[at], partitioner, many)
+            message = messages[at]
             if not count:
-                await self._put_one(messages[at], many, unreachable)
+                await self._put_one(message, many, unreachable)
                 count = 1
-            if partitioner is not None and partitioner.batch is None:
+            if buffer.batch_count > batch_count:
                 await asyncio.sleep(0)  # as send() does
             at += count
+            while ends and ends[0] <= at:
+                ends.popleft()
+
+    @staticmethod
+    def _put_at_once(message: Message, partitioner: StickyPartitioner, many: SendMany) -> int:
+        """One message of a ``send_many`` by the rule; what is wrong is its own error. 0 for one
+        that has to wait for its queue.
+        """
+        if message.__class__ is not Message or message.queue is not None:
+            return 0
+        waiter = many.take(1)
+        try:
+            if not partitioner.put(message, waiter):
+                many.give_back()
+                return 0
+        except CometError as error:
+            waiter.set_exception(error)
+        return 1
 
     def _rule_for(self, message: Message) -> StickyPartitioner | None:
         try:

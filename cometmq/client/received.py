@@ -99,6 +99,9 @@ class ReceivedMessage:
     @property
     def tag(self) -> str:
         """Empty = none."""
+        return self._plain_tag()
+
+    def _plain_tag(self) -> str:
         return property_codec.tag_of(self.raw_properties).decode("utf-8", "replace")
 
     @property

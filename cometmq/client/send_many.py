@@ -4,6 +4,7 @@ ranges, so that nothing is made for a single message until somebody looks at it.
 
 from __future__ import annotations
 
+from array import array
 from asyncio import AbstractEventLoop, Future
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -57,19 +58,34 @@ class SendReceipts(Sequence[SendReceipt]):
     when it is looked at; for a message that was not stored that raises why.
     """
 
-    __slots__ = ("_count", "_errors", "_firsts", "_is_seen", "_runs")
+    __slots__ = ("_count", "_errors", "_firsts", "_is_seen", "_runs", "_taken")
 
     def __init__(
         self,
         count: int,
         runs: list[tuple[int, StoredRun, int]],
         errors: dict[int, BaseException],
+        moved: Sequence[tuple[int, Sequence[int]]] = (),
     ) -> None:
-        """``runs``: place of the first message, where it was stored, its index there."""
+        """``runs``: place of the first message, where it was stored, its index there. ``moved``:
+        messages that were taken in another order than they had: a place, and in which order it and
+        the next ones were taken. Runs and errors are by the place in which they were taken.
+        """
         runs.sort(key=lambda run: run[0])
         self._count = count
         self._runs = runs
         self._firsts = [first for first, _, _ in runs]
+        self._taken = array("I")  # by the place of a message in the call; empty: as it is there
+        if moved:
+            # A call that was broken off has not taken all of the last ones.
+            end = max(count, max(first + len(order) for first, order in moved))
+            places = array("I", range(end))  # by the place in which it was taken
+            self._taken = array("I", range(end))
+            for first, order in moved:
+                for taken, place in enumerate(order, first):
+                    places[taken] = first + place
+                    self._taken[first + place] = taken
+            errors = {places[taken]: error for taken, error in errors.items()}
         self._errors = errors
         self._is_seen = not errors  # somebody knows that messages were not stored
 
@@ -100,8 +116,9 @@ class SendReceipts(Sequence[SendReceipt]):
         at = range(self._count)[place]
         if at in self._errors:
             raise self.errors[at]
-        first, run, index = self._runs[bisect_right(self._firsts, at) - 1]
-        return SendReceipt(run, index + at - first)
+        taken = self._taken[at] if self._taken else at
+        first, run, index = self._runs[bisect_right(self._firsts, taken) - 1]
+        return SendReceipt(run, index + taken - first)
 
     def __repr__(self) -> str:
         return f"SendReceipts({self._count} messages, {len(self._errors)} errors)"
@@ -119,7 +136,7 @@ class SendMany:
     each one is stored, or has failed.
     """
 
-    __slots__ = ("_errors", "_is_whole", "_runs", "_undecided_count", "count", "decided")
+    __slots__ = ("_errors", "_is_whole", "_moved", "_runs", "_undecided_count", "count", "decided")
 
     def __init__(self, loop: AbstractEventLoop) -> None:
         self.decided: Future[SendReceipts] = loop.create_future()
@@ -128,6 +145,13 @@ class SendMany:
         self._is_whole = False
         self._runs: list[tuple[int, StoredRun, int]] = []
         self._errors: dict[int, BaseException] = {}
+        self._moved: list[tuple[int, Sequence[int]]] = []
+
+    def reorder(self, order: Sequence[int]) -> None:
+        """The next messages are taken in this order, which counts from the first of them. All are
+        taken before it is called again, and before the end.
+        """
+        self._moved.append((self.count, order))
 
     def take(self, count: int) -> MessageRange:
         """The next messages, for the caller to decide."""
@@ -160,7 +184,7 @@ class SendMany:
         self._undecided_count -= count
         assert self._undecided_count >= 0
         if self._is_whole and not self._undecided_count:
-            self.decided.set_result(SendReceipts(self.count, self._runs, self._errors))
+            self.decided.set_result(SendReceipts(self.count, self._runs, self._errors, self._moved))
 
 
 class MessageRange:

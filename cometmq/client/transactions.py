@@ -15,7 +15,8 @@ from cometmq.client.broker_sender import QueueWriter
 from cometmq.client.messages import SendReceipt, place_of
 from cometmq.client.names import check_group, check_topic
 from cometmq.client.options import ProducerOptions, backoff_policy
-from cometmq.client.producer import Producer, StickyPartitioner
+from cometmq.client.partitioner import StickyPartitioner
+from cometmq.client.producer import Producer
 from cometmq.client.received import ReceivedMessage
 from cometmq.client.transaction_checks import (
     ROCKETMQ_STATES,

@@ -12,14 +12,15 @@
 
 #define ARGUMENTS 8
 #define COUNTER_DIGITS 8
+#define PROPERTIES_BYTES_MAX 32767
 #define BUFFER_BYTES_MAX INT32_MAX /* of a buffer that a record is appended to */
 
-/* Writes the record, whose bytes are zero so far where the broker fills something in. */
-static void write_record(uint8_t *to, size_t size, uint32_t queue_id, uint32_t flag, uint32_t sys_flag,
-                         uint64_t born_time, span body, span middle, uint32_t counter)
+/* Writes the record but for its middle, which is behind the body; where it begins. */
+static uint8_t *write_around(uint8_t *to, size_t size, uint32_t queue_id, uint32_t flag, uint32_t sys_flag,
+                             uint64_t born_time, span body, size_t middle_bytes, uint32_t counter)
 {
-    size_t head = size - body.length - middle.length - COUNTER_DIGITS - 1;
-    memset(to, 0, head);
+    size_t head = size - body.length - middle_bytes - COUNTER_DIGITS - 1;
+    memset(to, 0, head); /* zeros where the broker fills something in */
     store32(to + AT_SIZE, (uint32_t)size);
     store32(to + AT_MAGIC, MAGIC_V1);
     store32(to + AT_BODY_CRC, crc32_of(body.start, body.length) & BODY_CRC_MASK);
@@ -29,11 +30,11 @@ static void write_record(uint8_t *to, size_t size, uint32_t queue_id, uint32_t f
     store64(to + AT_BORN_TIME, born_time);
     store32(to + head - 4, (uint32_t)body.length);
     memcpy(to + head, body.start, body.length);
-    memcpy(to + head + body.length, middle.start, middle.length);
     uint8_t *digits = to + size - COUNTER_DIGITS - 1;
     for (int at = 0; at < COUNTER_DIGITS; at++)
         digits[at] = (uint8_t)"0123456789ABCDEF"[counter >> (28 - 4 * at) & 0xf];
-    digits[COUNTER_DIGITS] = 2; /* behind the last property */
+    digits[COUNTER_DIGITS] = PAIR_SEPARATOR;
+    return to + head + body.length;
 }
 
 size_t bytes_beside(uint32_t sys_flag)
@@ -98,8 +99,9 @@ PyObject *accelerator_encode(PyObject *module, PyObject *const *arguments, Py_ss
     if (PyObject_GetBuffer(buffer, &pinned, PyBUF_WRITABLE) < 0)
         return NULL;
     BEGIN_WORK(size)
-    write_record((uint8_t *)pinned.buf + at, size, (uint32_t)queue_id, (uint32_t)flag, (uint32_t)sys_flag,
-                 (uint64_t)born_time, body, middle, (uint32_t)counter);
+    uint8_t *to = write_around((uint8_t *)pinned.buf + at, size, (uint32_t)queue_id, (uint32_t)flag, (uint32_t)sys_flag,
+                               (uint64_t)born_time, body, middle.length, (uint32_t)counter);
+    memcpy(to, middle.start, middle.length);
     END_WORK
     PyBuffer_Release(&pinned);
     Py_RETURN_NONE;
@@ -107,26 +109,131 @@ PyObject *accelerator_encode(PyObject *module, PyObject *const *arguments, Py_ss
 
 /* --- many at once --------------------------------------------------------------------------------------------- */
 
-static int is_empty_text(PyObject *object)
+static int is_same_text(PyObject *object, PyObject *text)
 {
-    return PyUnicode_CheckExact(object) && PyUnicode_GetLength(object) == 0;
+    return object == text || (PyUnicode_CheckExact(object) && PyUnicode_Compare(object, text) == 0);
 }
 
-/* Whether a message has only what a run knows: topic, body and a tag that was met before. Else Python looks at it. */
-static int is_usual(PyObject *const *fields, const run *run)
+/* Whether a message is of the run, as far as one can see without its keys and properties. Else Python looks at it. */
+static int is_usual(PyObject *const *fields, const run *run, long *flag)
 {
-    return fields[FLAG] == zero() && fields[DELAY_LEVEL] == zero() && fields[QUEUE] == Py_None
-        && fields[DELIVER_AT_MS] == zero() && fields[DELAY_MS] == zero()
-        && fields[WAIT_STORE] == Py_True && is_empty_text(fields[SHARDING_KEY])
-        && PyTuple_CheckExact(fields[KEYS]) && PyTuple_Size(fields[KEYS]) == 0
-        && PyDict_CheckExact(fields[PROPERTIES]) && PyDict_Size(fields[PROPERTIES]) == 0
-        && PyBytes_CheckExact(fields[BODY]) && PyBytes_Size(fields[BODY]) <= run->body_max
-        && PyUnicode_CheckExact(fields[TAG])
-        && (fields[TOPIC] == run->topic
-            || (PyUnicode_CheckExact(fields[TOPIC]) && PyUnicode_Compare(fields[TOPIC], run->topic) == 0));
+    long delay_level, at_ms, after_ms;
+    return is_number(fields[FLAG], flag) && is_number(fields[DELAY_LEVEL], &delay_level)
+        && is_number(fields[DELIVER_AT_MS], &at_ms) && at_ms == 0 && is_number(fields[DELAY_MS], &after_ms) && after_ms == 0
+        && delay_level == run->delay_level && fields[WAIT_STORE] == run->wait_store && fields[QUEUE] == Py_None
+        && PyTuple_CheckExact(fields[KEYS]) && PyDict_CheckExact(fields[PROPERTIES]) && PyBytes_CheckExact(fields[BODY])
+        && PyBytes_Size(fields[BODY]) <= run->body_max && PyUnicode_CheckExact(fields[TAG])
+        && PyUnicode_CheckExact(fields[SHARDING_KEY])
+        && (PyUnicode_GetLength(fields[SHARDING_KEY]) > 0) == run->is_keyed && is_same_text(fields[TOPIC], run->topic);
 }
 
-/* Finds the middle of messages with this tag; 0 when there is none yet. */
+/* --- properties of the application: encode_application_properties ------------------------------------------------ */
+
+/* Writes bytes at the place, and moves it; only moves it while it is counted how many there are (`bytes` NULL). */
+typedef struct {
+    uint8_t *bytes;
+    size_t length;
+} writer;
+
+static void put_bytes(writer *to, const void *bytes, size_t length)
+{
+    if (to->bytes != NULL)
+        memcpy(to->bytes + to->length, bytes, length);
+    to->length += length;
+}
+
+static void put_byte(writer *to, uint8_t byte)
+{
+    put_bytes(to, &byte, 1);
+}
+
+/* A text that a property can have; 0 for another one, for Python to look at. */
+static int is_text(PyObject *object, span *text)
+{
+    Py_ssize_t length;
+    const char *start = PyUnicode_CheckExact(object) ? PyUnicode_AsUTF8AndSize(object, &length) : NULL;
+    if (start == NULL) {
+        PyErr_Clear(); /* half of a pair of surrogates */
+        return 0;
+    }
+    *text = (span){(const uint8_t *)start, (size_t)length};
+    for (Py_ssize_t at = 0; at < length; at++)
+        if (text->start[at] <= PAIR_SEPARATOR) /* or NUL */
+            return 0;
+    return length > 0;
+}
+
+/* Whether a name is the application's. Names that begin with _ are left to Python: most of them are reserved. */
+static int is_own_name(span name, PyObject *reserved)
+{
+    uint8_t first = name.start[0];
+    span list;
+    if (first == '_')
+        return 0;
+    return !((first >= 'A' && first <= 'Z') || first == '1') || (is_bytes(reserved, &list) && !is_listed(list, name));
+}
+
+/* Whether a text has a blank, or something that could be one: those of Unicode begin with these bytes. */
+static int has_blank(span text)
+{
+    for (size_t at = 0; at < text.length; at++) {
+        uint8_t byte = text.start[at];
+        if (byte <= ' ')
+            return 1;
+        if (byte >= 0xc2 && byte <= 0xe3 && at + 1 < text.length) {
+            uint8_t next = text.start[at + 1];
+            if ((byte == 0xc2 && (next == 0x85 || next == 0xa0)) || (byte == 0xe1 && next == 0x9a)
+                || (byte == 0xe2 && (next == 0x80 || next == 0x81)) || (byte == 0xe3 && next == 0x80))
+                return 1;
+        }
+    }
+    return 0;
+}
+
+static int put_keys(writer *to, PyObject *keys)
+{
+    put_bytes(to, "KEYS\x01", 5);
+    for (Py_ssize_t at = 0; at < PyTuple_Size(keys); at++) {
+        span key;
+        if (!is_text(PyTuple_GetItem(keys, at), &key) || has_blank(key))
+            return 0;
+        if (at > 0)
+            put_byte(to, ' ');
+        put_bytes(to, key.start, key.length);
+    }
+    put_byte(to, PAIR_SEPARATOR);
+    return 1;
+}
+
+/* What stands between the prefix and the tag; 0 when Python has to look at it. */
+static int put_properties(writer *to, PyObject *const *fields, const run *run)
+{
+    Py_ssize_t at = 0;
+    PyObject *name, *value;
+    span text;
+    while (PyDict_Next(fields[PROPERTIES], &at, &name, &value)) {
+        if (!is_text(name, &text) || !is_own_name(text, run->reserved))
+            return 0;
+        put_bytes(to, text.start, text.length);
+        put_byte(to, NAME_SEPARATOR);
+        if (!is_text(value, &text))
+            return 0;
+        put_bytes(to, text.start, text.length);
+        put_byte(to, PAIR_SEPARATOR);
+    }
+    if (PyTuple_Size(fields[KEYS]) > 0 && !put_keys(to, fields[KEYS]))
+        return 0;
+    if (PyUnicode_GetLength(fields[SHARDING_KEY]) > 0) {
+        if (!is_text(fields[SHARDING_KEY], &text))
+            return 0;
+        put_bytes(to, "__SHARDINGKEY\x01", 14);
+        put_bytes(to, text.start, text.length);
+        put_byte(to, PAIR_SEPARATOR);
+    }
+    return 1;
+}
+
+/* Finds the middle of messages with this tag and nothing else; 0 when there is none yet. */
 static int find_middle(run *run, PyObject *tag)
 {
     if (tag == run->tag)
@@ -134,12 +241,11 @@ static int find_middle(run *run, PyObject *tag)
     PyObject *middle = PyDict_GetItemWithError(run->middles, tag);
     if (middle == NULL || !PyBytes_CheckExact(middle))
         return 0;
-    Py_INCREF(tag);
-    Py_XDECREF(run->tag);
-    run->tag = tag;
-    Py_INCREF(middle);
-    Py_XDECREF(run->middle);
-    run->middle = middle;
+    PyObject *before[] = {run->tag, run->middle};
+    run->tag = Py_NewRef(tag);
+    run->middle = Py_NewRef(middle);
+    Py_XDECREF(before[0]);
+    Py_XDECREF(before[1]);
     return 1;
 }
 
@@ -148,16 +254,27 @@ static size_t append_fields(PyObject *const *fields, run *run, PyObject *buffer,
                             uint32_t counter)
 {
     span body, middle;
-    if (!is_usual(fields, run) || !find_middle(run, fields[TAG]) || !is_bytes(fields[BODY], &body)
-        || !is_bytes(run->middle, &middle))
+    long flag;
+    writer own = {NULL, 0};
+    if (!is_usual(fields, run, &flag) || !find_middle(run, fields[TAG]) || !is_bytes(fields[BODY], &body)
+        || !is_bytes(run->middle, &middle) || middle.length > INT32_MAX || !put_properties(&own, fields, run))
         return 0;
+    size_t topic = middle.length > 0 ? 1 + (size_t)middle.start[0] : 0, split = topic + 2 + (size_t)run->prefix_bytes;
+    if (topic == 0 || split > middle.length)
+        return 0;
+    size_t properties_bytes = load16(middle.start + topic) + own.length;
+    size_t size = run->rest + body.length + middle.length + own.length;
     Py_ssize_t at = PyByteArray_Size(buffer);
-    size_t size = run->rest + body.length + middle.length;
-    if (middle.length > INT32_MAX || at > bytes_max || size << for_two > (size_t)(bytes_max - at)
+    if (properties_bytes > PROPERTIES_BYTES_MAX || at > bytes_max || size << for_two > (size_t)(bytes_max - at)
         || !grow(buffer, at, size))
         return 0;
-    write_record((uint8_t *)PyByteArray_AsString(buffer) + at, size, run->queue_id, 0, run->sys_flag, run->born_time,
-                 body, middle, counter);
+    uint8_t *to = write_around((uint8_t *)PyByteArray_AsString(buffer) + at, size, run->queue_id, (uint32_t)flag,
+                               run->sys_flag, run->born_time, body, middle.length + own.length, counter);
+    memcpy(to, middle.start, split);
+    store16(to + topic, (uint32_t)properties_bytes);
+    own = (writer){to + split, 0};
+    put_properties(&own, fields, run); /* the same as before: no Python code ran */
+    memcpy(to + split + own.length, middle.start + split, middle.length - split);
     return size;
 }
 
@@ -172,11 +289,39 @@ size_t append_message(PyObject *object, run *run, PyObject *buffer, Py_ssize_t b
     return append_fields(fields, run, buffer, bytes_max, for_two, counter);
 }
 
-int is_run_allowed(Py_ssize_t count, Py_ssize_t bytes_max, Py_ssize_t body_max, int host_flags, long long counter)
+int is_run_allowed(Py_ssize_t count, Py_ssize_t bytes_max, long long counter)
 {
-    return count >= 0 && count <= RUN_COUNT_MAX && bytes_max >= 0 && bytes_max <= UINT32_MAX
-        && body_max <= RELEASE_BYTES_MIN && !(host_flags & ~(int)HOSTS_V6) && counter >= 0
+    return count >= 0 && count <= RUN_COUNT_MAX && bytes_max >= 0 && bytes_max <= UINT32_MAX && counter >= 0
         && counter <= UINT32_MAX - count;
+}
+
+int run_begin(run *run, PyObject *form, int is_keyed, Py_ssize_t body_max, int queue_id, int host_flags,
+              long long born_time)
+{
+    PyObject *topic, *middles, *wait_store, *reserved;
+    Py_ssize_t prefix_bytes;
+    long delay_level;
+    if (!PyArg_ParseTuple(form, "UO!nlO!S:form", &topic, &PyDict_Type, &middles, &prefix_bytes, &delay_level,
+                          &PyBool_Type, &wait_store, &reserved))
+        return 0;
+    if (body_max > RELEASE_BYTES_MIN || prefix_bytes < 0 || prefix_bytes > PROPERTIES_BYTES_MAX
+        || (host_flags & ~(int)HOSTS_V6)) {
+        PyErr_SetString(PyExc_ValueError, "run: a number is out of range");
+        return 0;
+    }
+    *run = (struct run){.topic = Py_NewRef(topic), .middles = Py_NewRef(middles), .wait_store = Py_NewRef(wait_store),
+                        .reserved = Py_NewRef(reserved), .is_keyed = is_keyed,
+                        .prefix_bytes = prefix_bytes, .delay_level = delay_level, .queue_id = (uint32_t)queue_id,
+                        .sys_flag = (uint32_t)host_flags, .born_time = (uint64_t)born_time, .body_max = body_max,
+                        .rest = bytes_beside((uint32_t)host_flags)};
+    return 1;
+}
+
+void run_clear(run *run)
+{
+    PyObject *owned[] = {run->topic, run->middles, run->wait_store, run->reserved, run->tag, run->middle};
+    for (size_t at = 0; at < sizeof owned / sizeof *owned; at++)
+        Py_XDECREF(owned[at]);
 }
 
 /* Appends messages from `at` on, at most `count`; how many, with the place of each in `starts`. */
@@ -197,24 +342,23 @@ static Py_ssize_t append_run(PyObject *messages, Py_ssize_t at, Py_ssize_t count
 PyObject *accelerator_encode_run(PyObject *module, PyObject *arguments)
 {
     (void)module;
-    PyObject *buffer, *messages, *topic, *middles;
+    PyObject *buffer, *messages, *form;
     Py_ssize_t at, count, bytes_max, body_max;
-    int queue_id, host_flags;
+    int is_keyed, queue_id, host_flags;
     long long born_time, counter;
-    if (!PyArg_ParseTuple(arguments, "O!O!nnUO!nniiLL:encode_run", &PyByteArray_Type, &buffer, &PyList_Type, &messages,
-                          &at, &count, &topic, &PyDict_Type, &middles, &bytes_max, &body_max,
-                          &queue_id, &host_flags, &born_time, &counter))
+    run run;
+    if (!PyArg_ParseTuple(arguments, "O!O!nnO!pnniiLL:encode_run", &PyByteArray_Type, &buffer, &PyList_Type, &messages,
+                          &at, &count, &PyTuple_Type, &form, &is_keyed, &bytes_max, &body_max, &queue_id,
+                          &host_flags, &born_time, &counter))
         return NULL;
-    if (at < 0 || !is_run_allowed(count, bytes_max, body_max, host_flags, counter))
+    if (at < 0 || !is_run_allowed(count, bytes_max, counter))
         return PyErr_Format(PyExc_ValueError, "encode_run: a number is out of range");
-    run run = {.topic = topic, .middles = middles, .queue_id = (uint32_t)queue_id,
-               .sys_flag = (uint32_t)host_flags, .born_time = (uint64_t)born_time, .body_max = body_max,
-               .rest = bytes_beside((uint32_t)host_flags)};
+    if (!run_begin(&run, form, is_keyed, body_max, queue_id, host_flags, born_time))
+        return NULL;
     uint32_t starts[RUN_COUNT_MAX];
     Py_ssize_t size = PyByteArray_Size(buffer);
     Py_ssize_t done = append_run(messages, at, count, &run, buffer, bytes_max, (uint32_t)counter, starts);
-    Py_XDECREF(run.tag);
-    Py_XDECREF(run.middle);
+    run_clear(&run);
     if (PyErr_Occurred()) {
         PyByteArray_Resize(buffer, size);
         return NULL;

@@ -18,6 +18,11 @@ Groups = list[tuple[str, int, int, bytes]]
 """(topic, queue id, offset of the first message, units): messages that follow each other in a
 queue, though not always in the log. Groups are in the order of their first messages."""
 
+RunForm = tuple[str, dict[str, bytes], int, int, bool, bytes]
+"""What messages that are encoded together share: topic; what stands between body and counter, by
+tag, without other properties of the application; bytes of the properties that stand before those;
+delay level; wait_store; names that properties may not have, each behind its length in one byte."""
+
 T = TypeVar("T", bound=tuple[object, ...])
 
 
@@ -92,9 +97,8 @@ class OpenRun(Protocol):
         self,
         buffer: bytearray,
         each: SendEach,
-        topic: str,
-        middles: dict[str, bytes],
         count_max: int,
+        form: RunForm,
         bytes_max: int,
         body_bytes_max: int,
         queue_id: int,
@@ -103,7 +107,9 @@ class OpenRun(Protocol):
         counter: int,
         /,
     ) -> None:
-        """The arguments are those of :meth:`Accelerator.encode_run`."""
+        """The arguments are those of :meth:`Accelerator.encode_run`; messages have no sharding
+        key.
+        """
 
     def put(self, message: object, /) -> Any:
         """Appends the record of the message; its future, one of ``each``. None, and nothing done,
@@ -229,8 +235,8 @@ class Accelerator(Protocol):
         messages: list[Any],
         at: int,
         count_max: int,
-        topic: str,
-        middles: dict[str, bytes],
+        form: RunForm,
+        is_keyed: bool,
         bytes_max: int,
         body_bytes_max: int,
         queue_id: int,
@@ -242,11 +248,11 @@ class Accelerator(Protocol):
         """Appends to ``buffer`` the records of messages from ``at`` on:
         ``cometmq.client.encoder.RecordEncoder.extend``.
 
-        Stops before the first one that is no plain message, has another topic, a body above
-        ``body_bytes_max``, a tag that ``middles`` does not have, or anything else; and where the
-        buffer would have more than ``bytes_max``. The tags of ``middles`` are plain texts. Returns
-        the place of each record, uint32 of this machine. ValueError for a number that is out of
-        range.
+        Stops before the first one that is not of the form, has a sharding key where others have
+        none (``is_keyed`` False) or none where they have one, a queue, a body above
+        ``body_bytes_max``, a tag that the form does not have, or a field that has to be looked at;
+        and where the buffer would have more than ``bytes_max``. Returns the place of
+        each record, uint32 of this machine. ValueError for a number that is out of range.
         """
 
     def index_keys(self, chunk: bytes, at: int, /) -> tuple[int, bytes]:

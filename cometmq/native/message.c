@@ -17,46 +17,76 @@ int is_message(PyObject *object)
     return Py_TYPE(object) == message_type;
 }
 
-PyObject *zero(void)
-{
-    return number_zero;
-}
-
 /* Whether `field` is true, where it usually is `usual`, which is false; -1 with an exception set. */
 static int is_set(PyObject *field, PyObject *usual)
 {
     return field == usual ? 0 : PyObject_IsTrue(field);
 }
 
-static int is_delay_level(PyObject *field)
+int is_number(PyObject *object, long *number)
 {
-    if (!PyLong_CheckExact(field))
-        return 0;
     int overflow;
-    long level = PyLong_AsLongAndOverflow(field, &overflow);
-    return !overflow && level > 0 && level <= DELAY_LEVEL_MAX;
+    if (!PyLong_CheckExact(object))
+        return 0;
+    *number = PyLong_AsLongAndOverflow(object, &overflow);
+    return !overflow && *number >= INT32_MIN && *number <= INT32_MAX;
 }
 
-/* Whether a message that was just made has to be looked at; -1 with an exception set. The properties count as given:
- * without any the message has an empty dict of its own. */
-static int has_more(PyObject *const *fields, PyObject *properties)
+static int are_texts(PyObject *keys)
 {
+    if (!PyTuple_CheckExact(keys))
+        return 0;
+    for (Py_ssize_t at = 0; at < PyTuple_Size(keys); at++)
+        if (!PyUnicode_CheckExact(PyTuple_GetItem(keys, at)))
+            return 0;
+    return 1;
+}
+
+static int are_pairs(PyObject *properties)
+{
+    Py_ssize_t at = 0;
+    PyObject *name, *value;
+    if (!PyDict_CheckExact(properties))
+        return 0;
+    while (PyDict_Next(properties, &at, &name, &value))
+        if (!PyUnicode_CheckExact(name) || !PyUnicode_CheckExact(value))
+            return 0;
+    return 1;
+}
+
+/* Whether Python would find nothing wrong with any field. */
+static int is_certain(PyObject *const *fields)
+{
+    long flag, delay_level, at_ms, after_ms;
+    return are_texts(fields[KEYS]) && are_pairs(fields[PROPERTIES]) && is_number(fields[FLAG], &flag)
+        && is_number(fields[DELAY_LEVEL], &delay_level) && delay_level >= 0 && delay_level <= DELAY_LEVEL_MAX
+        && is_number(fields[DELIVER_AT_MS], &at_ms) && at_ms == 0 && is_number(fields[DELAY_MS], &after_ms) && after_ms == 0
+        && PyUnicode_CheckExact(fields[SHARDING_KEY]) && PyBool_Check(fields[WAIT_STORE]) && fields[QUEUE] == Py_None
+        && PyBytes_CheckExact(fields[BODY]) && PyUnicode_CheckExact(fields[TOPIC]) && PyUnicode_CheckExact(fields[TAG]);
+}
+
+/* Whether Python has to look at a message that was just made; -1 with an exception set. As there, one with topic, body and
+ * tag only is not looked at further. The properties count as given: without any the message has an empty dict. */
+static int has_doubts(PyObject *const *fields, PyObject *properties)
+{
+    long level;
     int found = is_set(fields[KEYS], no_keys);
     if (found == 0 && properties != NULL)
         found = is_set(properties, Py_None);
     if (found == 0)
         found = is_set(fields[FLAG], number_zero);
     if (found == 0 && (found = is_set(fields[DELAY_LEVEL], number_zero)) == 1)
-        found = !is_delay_level(fields[DELAY_LEVEL]);
+        found = !is_number(fields[DELAY_LEVEL], &level) || level <= 0 || level > DELAY_LEVEL_MAX;
     if (found == 0)
         found = is_set(fields[DELIVER_AT_MS], number_zero);
     if (found == 0)
         found = is_set(fields[DELAY_MS], number_zero);
     if (found == 0)
         found = is_set(fields[SHARDING_KEY], no_text);
-    return found != 0 ? found
-                      : fields[WAIT_STORE] != Py_True || fields[QUEUE] != Py_None || !PyBytes_CheckExact(fields[BODY])
-                            || !PyUnicode_CheckExact(fields[TOPIC]) || !PyUnicode_CheckExact(fields[TAG]);
+    if (found == 0)
+        found = fields[WAIT_STORE] != Py_True || fields[QUEUE] != Py_None || !PyBytes_CheckExact(fields[BODY])
+            || !PyUnicode_CheckExact(fields[TOPIC]) || !PyUnicode_CheckExact(fields[TAG]);
+    return found == 1 ? !is_certain(fields) : found;
 }
 
 static int set_fields(message *self, PyObject *const *given)
@@ -95,9 +125,9 @@ static int message_init(PyObject *object, PyObject *arguments, PyObject *keyword
     message *self = (message *)object;
     if (set_fields(self, given) < 0)
         return -1;
-    int more = has_more(self->fields, given[PROPERTIES]);
-    if (more <= 0)
-        return more;
+    int doubts = has_doubts(self->fields, given[PROPERTIES]);
+    if (doubts <= 0)
+        return doubts;
     PyObject *checked = PyObject_CallMethod(object, "check", NULL);
     Py_XDECREF(checked);
     return checked == NULL ? -1 : 0;

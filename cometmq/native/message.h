@@ -17,7 +17,7 @@ typedef struct {
 /* Whether the object is a message, and not of a class made from it. */
 int is_message(PyObject *object);
 
-/* The 0 that there is one of. */
-PyObject *zero(void);
+/* Whether the object is a number of 32 bits, and not of a class made from int (True is). */
+int is_number(PyObject *object, long *number);
 
 #endif

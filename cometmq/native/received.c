@@ -135,13 +135,40 @@ static PyObject *store_time(PyObject *object, void *nothing)
     return PyLong_FromLongLong((int64_t)load64(self->parts + AT_BORN_HOST + born_host_bytes));
 }
 
+static span properties_of(const received *self)
+{
+    const uint8_t *topic = self->parts + self->head_bytes;
+    const uint8_t *properties = topic + 1 + topic[0];
+    return (span){properties + 2, load16(properties)};
+}
+
 static PyObject *raw_properties(PyObject *object, void *nothing)
 {
     (void)nothing;
-    received *self = (received *)object;
-    const uint8_t *topic = self->parts + self->head_bytes;
-    const uint8_t *properties = topic + 1 + topic[0];
-    return PyBytes_FromStringAndSize((const char *)properties + 2, (Py_ssize_t)load16(properties));
+    span properties = properties_of((received *)object);
+    return PyBytes_FromStringAndSize((const char *)properties.start, (Py_ssize_t)properties.length);
+}
+
+/* The tag: the value of the last TAGS. When that is empty, an earlier one may count: Python finds it. */
+static PyObject *tag(PyObject *object, void *nothing)
+{
+    (void)nothing;
+    span all = properties_of((received *)object);
+    size_t at = all.length; /* behind the pair that is looked at, from the last one on */
+    for (;;) {
+        size_t begin = at;
+        while (begin > 0 && all.start[begin - 1] != PAIR_SEPARATOR)
+            begin--;
+        span pair = {all.start + begin, at - begin};
+        if (starts_with(pair, "TAGS\x01", 5)) {
+            if (pair.length == 5)
+                return PyObject_CallMethod(object, "_plain_tag", NULL);
+            return PyUnicode_DecodeUTF8((const char *)pair.start + 5, (Py_ssize_t)pair.length - 5, "replace");
+        }
+        if (begin == 0)
+            return PyUnicode_FromStringAndSize(NULL, 0);
+        at = begin - 1;
+    }
 }
 
 static PyObject *raw(PyObject *object, void *nothing)
@@ -185,6 +212,7 @@ static PyGetSetDef received_fields[] = {
     {"store_time_ms", store_time, NULL, NULL, NULL},
     {"reconsume_times", reconsume_times, NULL, NULL, NULL},
     {"raw_properties", raw_properties, NULL, NULL, NULL},
+    {"tag", tag, NULL, NULL, NULL},
     {"raw", raw, NULL, NULL, NULL},
     {"body", body, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},

@@ -5,9 +5,6 @@
 
 #include <string.h>
 
-#define NAME_SEPARATOR 1 /* between a name and its value */
-#define PAIR_SEPARATOR 2 /* behind a pair */
-
 int record_at(const uint8_t *start, size_t available, record *found)
 {
     if (available < RECORD_BYTES_MIN || load32(start + AT_MAGIC) != MAGIC_V1)

@@ -15,6 +15,8 @@
 #define RECORD_BYTES_MIN 91 /* of one with IPv4 hosts, without body, topic and properties */
 #define UNIT_BYTES 20       /* docs/format/queueunit.md */
 #define BODY_CRC_MASK 0x7fffffffu
+#define NAME_SEPARATOR 1 /* between a property's name and its value */
+#define PAIR_SEPARATOR 2 /* behind a property */
 
 #define BORN_HOST_V6 0x10u /* bits of SYSFLAG */
 #define STORE_HOST_V6 0x20u

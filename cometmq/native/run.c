@@ -21,25 +21,29 @@ typedef struct {
 
 static PyObject *run_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
 {
-    PyObject *buffer, *each, *topic, *middles;
+    PyObject *buffer, *each, *form;
     Py_ssize_t count_max, bytes_max, body_max;
     int queue_id, host_flags;
     long long born_time, counter;
+    run run;
     if (keywords != NULL)
         return PyErr_Format(PyExc_TypeError, "OpenRun takes no keywords");
-    if (!PyArg_ParseTuple(arguments, "O!OUO!nnniiLL:OpenRun", &PyByteArray_Type, &buffer, &each, &topic, &PyDict_Type,
-                          &middles, &count_max, &bytes_max, &body_max, &queue_id, &host_flags, &born_time, &counter))
+    if (!PyArg_ParseTuple(arguments, "O!OnO!nniiLL:OpenRun", &PyByteArray_Type, &buffer, &each, &count_max,
+                          &PyTuple_Type, &form, &bytes_max, &body_max, &queue_id, &host_flags, &born_time,
+                          &counter))
         return NULL;
     if (!is_send_each(each))
         return PyErr_Format(PyExc_TypeError, "OpenRun: the messages are a SendEach's, not %R's", each);
-    if (!is_run_allowed(count_max, bytes_max, body_max, host_flags, counter))
+    if (!is_run_allowed(count_max, bytes_max, counter))
         return PyErr_Format(PyExc_ValueError, "OpenRun: a number is out of range");
-    open_run *self = PyObject_New(open_run, type);
-    if (self == NULL)
+    if (!run_begin(&run, form, 0, body_max, queue_id, host_flags, born_time))
         return NULL;
-    self->run = (run){.topic = Py_NewRef(topic), .middles = Py_NewRef(middles), .queue_id = (uint32_t)queue_id,
-                      .sys_flag = (uint32_t)host_flags, .born_time = (uint64_t)born_time, .body_max = body_max,
-                      .rest = bytes_beside((uint32_t)host_flags)};
+    open_run *self = PyObject_New(open_run, type);
+    if (self == NULL) {
+        run_clear(&run);
+        return NULL;
+    }
+    self->run = run;
     self->buffer = Py_NewRef(buffer);
     self->each = Py_NewRef(each);
     self->count = 0;
@@ -80,10 +84,7 @@ static void run_dealloc(PyObject *object)
 {
     open_run *self = (open_run *)object;
     PyTypeObject *type = Py_TYPE(object);
-    Py_XDECREF(self->run.tag);
-    Py_XDECREF(self->run.middle);
-    Py_DECREF(self->run.topic);
-    Py_DECREF(self->run.middles);
+    run_clear(&self->run);
     Py_DECREF(self->buffer);
     Py_DECREF(self->each);
     PyObject_Free(object);

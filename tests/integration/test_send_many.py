@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cometmq.client import Message, Producer, ProducerOptions, QueueRef, SendContext, by_hash
+from cometmq.client.selectors import choose_by_hash
 from cometmq.client.sync import Producer as SyncProducer
 from cometmq.errors import (
     BodyTooLarge,
@@ -85,6 +86,65 @@ async def test_they_are_stored_as_send_would_store_them(rng: random.Random) -> N
             if m.sharding_key == key and m.topic == "T"
         ]
         assert places == sorted(places), "one queue, in the order of the call"
+
+
+async def test_messages_with_keys_go_to_their_queues_in_order_and_keep_their_places(
+    rng: random.Random,
+) -> None:
+    queues = [QueueRef("T", n, "g1") for n in range(4)]
+    messages = []
+    for number in range(3_000):
+        key = rng.choice([*map(str, range(30)), ""]) if number % 97 else ""
+        bad = {"TAGS": "x"} if number % 500 == 499 else {}
+        messages.append(Message("T", b"%d" % number, sharding_key=key, properties=bad))
+    async with fake_cluster("g1") as (namesrv, [broker]), Producer(namesrv.address) as producer:
+        await producer.send_and_wait(Message("T", b"-1"))  # the route is known
+        receipts = await producer.send_many_and_wait(iter(messages))
+        segment_count = sum(len(batch.segments) for batch in broker.batches)
+    assert {*receipts.errors} == {*range(499, 3_000, 500)}
+    stored = {(QueueRef("T", r.queue_id, "g1"), r.queue_offset): r for r in broker.stored("T")}
+    last: dict[str, int] = {}
+    for number, message in enumerate(messages):
+        if number in receipts.errors:
+            with pytest.raises(PropertyReserved):
+                receipts[number]
+            continue
+        receipt, key = receipts[number], message.sharding_key
+        record = stored.pop((receipt.queue, receipt.queue_offset))
+        assert (record.body, record.unique_id) == (message.body, receipt.unique_id)
+        assert record.properties.get("__SHARDINGKEY", "") == key
+        if key:
+            assert receipt.queue == choose_by_hash(key, queues)
+            assert receipt.queue_offset > last.get(key, -1)
+            last[key] = receipt.queue_offset
+    assert len(stored) == 1
+    assert segment_count < 1_000, "messages of one queue travel together"
+
+
+async def test_keys_go_to_the_queues_of_a_new_route() -> None:
+    """The number of queues changes while messages wait for room."""
+    options = ProducerOptions(buffer_count_max=20, batch_count_max=10)
+    messages = [Message("T", b"%d" % n, sharding_key=str(n % 30)) for n in range(300)]
+    async with (
+        fake_cluster("g1") as (namesrv, [broker]),
+        Producer(namesrv.address, options=options) as producer,
+    ):
+        await producer.send_and_wait(Message("T", b"-1"))
+        broker.answering.clear()
+        sending = asyncio.ensure_future(producer.send_many_and_wait(messages))
+        await until(lambda: producer._buffer.count >= 20)
+        partitioner = producer._partitioners["T"]
+        fewer = partitioner.queue_writers[-1:]
+        partitioner.use(fewer, [partitioner.pinned[writer.queue] for writer in fewer])
+        broker.answering.set()
+        receipts = await sending
+    receipts.raise_first_error()
+    bodies = {(r.queue_id, r.queue_offset): r.body for r in broker.stored("T")}
+    assert [bodies[r.queue.queue_id, r.queue_offset] for r in receipts] == [
+        message.body for message in messages
+    ]
+    elsewhere = [r for r in receipts if r.queue.queue_id != fewer[0].queue.queue_id]
+    assert 0 < len(elsewhere) <= 30, "all but what was in the buffer"
 
 
 async def test_one_bad_message_fails_alone() -> None:

@@ -233,13 +233,12 @@ class Way(Collected):
 
     def by_run(self, messages: list[Message], at: int) -> int:
         """As a producer does it."""
-        slot = self.slots[messages[at].topic]
         run = self.buffer.runs.get(messages[at].topic)
         future = None if run is None else run.put(messages[at])
         if future is None:
             self.by_put(messages, at)
             if self.batcher.open is not None:
-                self.batcher.begin_run(slot)
+                self.batcher.begin_run()
         else:
             self.outcomes.append(future)
             self.run_count += 1
@@ -247,7 +246,7 @@ class Way(Collected):
 
     def by_extend(self, messages: list[Message], at: int) -> int:
         slot = self.slots[messages[at].topic]
-        count = self.batcher.extend(messages, at, slot, self.many)
+        count = self.batcher.extend(messages, at, slot, self.many, count=1024)
         if count:
             return count
         waiter = self.many.take(1)
@@ -301,6 +300,8 @@ UNUSUAL: list[Callable[[str, bytes], Message]] = [
     lambda topic, body: Message(topic, body, delay_level=1),
     lambda topic, body: Message(topic, body, delay_level=3),
     lambda topic, body: Message(topic, body, wait_store=False),
+    lambda topic, body: Message(topic, body, delay_ms=500),
+    lambda topic, body: Message(topic, body, deliver_at_ms=2 * 10**12),
     lambda topic, body: Message(topic, bytes(2000)),
     lambda topic, body: Message(topic, bytes(2001)),
     lambda topic, body: Message(topic, bytes(60_000)),
@@ -377,7 +378,7 @@ async def test_a_full_buffer_ends_what_needs_no_look(implementation: str) -> Non
     made.buffer.bytes_max = made.buffer.limit = 1
     slot = made.slot()
     made.put(slot, b"1", b"2")
-    made.batcher.begin_run(slot)
+    made.batcher.begin_run()
     assert list(made.buffer.runs) == (["T"] if implementation == "native" else [])
     made.batcher.close()
     assert not made.buffer.runs
@@ -387,9 +388,9 @@ async def test_a_run_begins_only_where_messages_come_together() -> None:
     made = Collected()
     slot = made.slot()
     made.put(slot, b"1")
-    made.batcher.begin_run(slot)
+    made.batcher.begin_run()
     assert not made.buffer.runs, "one message a turn"
     made.put(slot, b"2")
     await asyncio.sleep(0)
-    made.batcher.begin_run(slot)
+    made.batcher.begin_run()
     assert not made.buffer.runs, "the clock is looked at in each turn"

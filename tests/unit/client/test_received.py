@@ -9,11 +9,14 @@ import zlib
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cometmq import native
 from cometmq.client import received
 from cometmq.client.received import ReceivedMessage
 from cometmq.errors import BodyCompressionInvalid
+from cometmq.format.properties import tag_of
 from cometmq.format.record import decode, encode
 from cometmq.model import QueueRef
 
@@ -33,7 +36,10 @@ def plain() -> Any:
     return module
 
 
-@pytest.fixture(params=[received, plain()], ids=["native", "plain"])
+PLAIN = plain()
+
+
+@pytest.fixture(params=[received, PLAIN], ids=["native", "plain"])
 def kind(request: pytest.FixtureRequest) -> type[ReceivedMessage]:
     found: type[ReceivedMessage] = request.param.ReceivedMessage
     return found
@@ -65,6 +71,16 @@ def test_a_message_reads_its_record(kind: type[ReceivedMessage], hosts: tuple[in
     assert (message.born_time_ms, message.store_time_ms) == (5, 6)
     assert (message.raw, message.size, message.record) == (raw, len(raw), decode(raw))
     assert repr(message).startswith("ReceivedMessage('g1/800'")
+
+
+PIECES = [b"TAGS\x01", b"TAGS", b"\x01", b"\x02", b"A", "é".encode(), b"\xff", b"x\x01y\x02"]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=12).map(b"".join))
+def test_the_tag_is_the_same(properties: bytes) -> None:
+    raw = stored(properties=properties)
+    tag = PLAIN.ReceivedMessage(raw, QUEUE).tag
+    assert ReceivedMessage(raw, QUEUE).tag == tag == tag_of(properties).decode("utf-8", "replace")
 
 
 @pytest.mark.parametrize("raw", [b"", stored()[:-1], stored() + b"x", stored() * 2])

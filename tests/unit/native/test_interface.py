@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from cometmq import model, native
 from cometmq.client import encoder, received
+from cometmq.client.stored_form import StoredForm
 from cometmq.clock import SystemClock
 from cometmq.errors import CometError
 from cometmq.format import (
@@ -546,6 +547,8 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "delay_level": st.sampled_from([0, 1, 64, 65, -1, True, False, None, 2**70]),
     "sharding_key": st.sampled_from(["", "k", None, 5]),
     "wait_store": st.sampled_from([True, False, 1, None]),
+    "deliver_at_ms": st.sampled_from([0, 2 * 10**12, 5, False, None]),
+    "delay_ms": st.sampled_from([0, 5, -1, True, None]),
 }
 
 
@@ -594,13 +597,31 @@ class Other(Message):
     """Not a plain message."""
 
 
+texts = st.text(st.characters(codec="utf-8", categories=["L", "N"]), min_size=1, max_size=5)
 plain_messages = st.builds(
-    Message, st.just("T"), st.binary(max_size=200), st.sampled_from(["", "A", "é"])
+    Message,
+    st.just("T"),
+    st.binary(max_size=200),
+    st.sampled_from(["", "A", "é"]),
+    st.lists(texts, max_size=2).map(tuple),
+    st.dictionaries(texts.map("x".__add__), texts, max_size=2),
+    st.sampled_from([0, 0, 7, -1, 2**31 - 1, -(2**31)]),
 )
 odd_messages: list[Any] = [
     *(Message("U", b""), Message("T", bytes(300)), Message("T", b"", "new"), Other("T", b"")),
-    *(Message("T", b"", keys=("k",)), Message("T", b"", properties={"a": "b"})),
-    *(Message("T", b"", flag=1), Message("T", b"", delay_level=1), Message("T", b"", "a|b")),
+    *(Message("T", b"", keys=("a b",)), Message("T", b"", keys=("",))),
+    *(Message("T", b"", keys=("a\u00a0b",)), Message("T", b"", keys=("a\u3000",))),
+    *(Message("T", b"", keys=("a\x02",)), Message("T", b"", keys=("\ud800",))),
+    *(Message("T", b"", properties={"A": "b"}), Message("T", b"", properties={"1": "b"})),
+    *(Message("T", b"", properties={"TAGS": "b"}), Message("T", b"", properties={"WAIT": "b"})),
+    *(Message("T", b"", properties={"a": ""}), Message("T", b"", properties={"": "a"})),
+    *(Message("T", b"", properties={"a\x00": "b"}), Message("T", b"", properties={"a": "\x01"})),
+    *(Message("T", b"", properties={"1ST_POP_TIME": "b"}),),
+    *(Message("T", b"", properties={"a": "x" * size}) for size in (32_720, 32_721, 70_000)),
+    *(Message("T", b"", delay_level=1), Message("T", b"", "a|b")),
+    *(Message("T", b"", delay_ms=5), Message("T", b"", deliver_at_ms=2 * 10**12)),
+    *(changed(delay_ms=False), changed(deliver_at_ms=None)),
+    *(changed(keys=("k", 5)), changed(properties={"k": 5}), changed(flag=2**31)),
     *(Message("T", b"", queue=QueueRef("T", 0)), Message("T", b"", wait_store=False)),
     *(Message("T", b"", sharding_key="k"), None, b"T", Message(Text("T"), b"")),
     *(changed(topic=["T"]), changed(tag=[]), changed(tag=None), changed(body="text")),
@@ -614,11 +635,12 @@ odd_messages: list[Any] = [
     st.lists(st.one_of(plain_messages, plain_messages, st.sampled_from(odd_messages)), max_size=12),
     st.integers(0, 14),
     st.integers(0, 12),
-    st.integers(0, 3000),
+    st.integers(0, 3000) | st.just(2**20),
     st.sampled_from([4, 16]),
+    st.booleans(),
 )
 def test_encoding_many_is_the_same(
-    messages: list[Any], at: int, count_max: int, bytes_max: int, host_bytes: int
+    messages: list[Any], at: int, count_max: int, bytes_max: int, host_bytes: int, is_keyed: bool
 ) -> None:
     opened = broker_pb2.SendStreamOpened(
         born_host=bytes(host_bytes), store_host=bytes(4), body_max_bytes=4096
@@ -628,10 +650,13 @@ def test_encoding_many_is_the_same(
     for tag in ("", "A", "é"):
         form.middle(Message("T", b"", tag))
     limits = {"bytes_max": bytes_max, "body_bytes_max": 250, "born_time_ms": 1234}
+    for message in messages if is_keyed else []:
+        if message.__class__ is Message and message.topic == "T" and message.sharding_key == "":
+            message.sharding_key = "ä"
 
     def run() -> tuple[bytes, list[int], int]:
         buffer, made.counter = bytearray(b"before"), 0xFFFF
-        starts = made.extend(buffer, messages, at, count_max, form, 3, **limits)
+        starts = made.extend(buffer, messages, at, count_max, form, 3, is_keyed=is_keyed, **limits)
         return bytes(buffer), list(starts), made.counter
 
     plain, fast = both(run)
@@ -641,8 +666,35 @@ def test_encoding_many_is_the_same(
     made.counter = 0xFFFF
     alone = bytearray(b"before")
     for message in messages[at : at + len(starts)]:
-        made.append_record(alone, 3, message.body, 0, 0, form.middle(message), 1234)
+        middle = form.middle(message)
+        made.append_record(alone, 3, message.body, message.flag, 0, middle, 1234)
     assert records == alone
+
+
+@needs_native
+def test_delayed_messages_are_encoded_together() -> None:
+    made = encoder.RecordEncoder(
+        broker_pb2.SendStreamOpened(born_host=bytes(4), store_host=bytes(4), body_max_bytes=4096),
+        SystemClock(),
+    )
+    form = made.form_with_prefix(QueueRef("T", 3, "g"), StoredForm(delay_level=5, wait_store=False))
+    form.middle(Message("T", b""))
+    kinds: list[dict[str, Any]] = [{}, {"properties": {"a": "b"}}, {"keys": ("k", "l")}]
+    messages = [Message("T", b"x", delay_level=5, wait_store=False, **fields) for fields in kinds]
+    messages += [Message("T", b"x", delay_level=5), Message("T", b"x", wait_store=False)]
+
+    def run(at: int) -> tuple[bytes, int]:
+        buffer, made.counter = bytearray(), 0
+        limits = {"bytes_max": 4096, "body_bytes_max": 250, "born_time_ms": 1234}
+        starts = made.extend(buffer, messages, at, 9, form, 4, is_keyed=False, **limits)
+        return bytes(buffer), len(starts)
+
+    plain, fast = both(lambda: [run(at) for at in (0, 3, 4)])
+    assert fast == plain
+    assert [count for _, count in fast] == [3, 0, 0]
+    records = record.decode_all(fast[0][0])
+    assert [one.properties.get("KEYS") for one in records] == [None, None, "k l"]
+    assert all(one.raw_properties.startswith(form.prefix) for one in records)
 
 
 @needs_native
@@ -652,9 +704,26 @@ def test_encoding_many_is_the_same(
 )
 def test_a_run_with_a_number_out_of_range_is_refused(place: int, value: int) -> None:
     buffer = bytearray()
-    arguments: list[Any] = [buffer, [Message("T", b"")], 0, 1, "T", {"": b"m"}]
+    form = ("T", {"": b"\x01T\x00\x00"}, 0, 0, True, b"")
+    arguments: list[Any] = [buffer, [Message("T", b"")], 0, 1, form, False]
     arguments += [4096, 100, 0, 0, 0, 0]
     arguments[place] = value
+    with pytest.raises(ValueError, match="out of range"):
+        accelerator().encode_run(*arguments)
+    assert not buffer
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("middle", "prefix_bytes"),
+    [(b"", 0), (b"\x01", 0), (b"\x01T\x00", 0), (b"\x01T\x00\x00", 1), (b"\xff" * 9, 0)],
+)
+def test_a_middle_that_is_too_short_is_not_read(middle: bytes, prefix_bytes: int) -> None:
+    buffer = bytearray()
+    form = ("T", {"": middle}, prefix_bytes, 0, True, b"")
+    arguments: list[Any] = [buffer, [Message("T", b"")], 0, 1, form, False, 4096, 100, 0, 0, 0, 0]
+    assert accelerator().encode_run(*arguments) == b""
+    arguments[4] = (*form[:2], -1, *form[3:])
     with pytest.raises(ValueError, match="out of range"):
         accelerator().encode_run(*arguments)
     assert not buffer
