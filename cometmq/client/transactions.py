@@ -8,6 +8,7 @@ import asyncio
 from asyncio import Future
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -90,7 +91,7 @@ class Transaction:
         self._broker_group = ""  # "" until the first message has one
         self._sent: list[SendReceipt] = []
         self._count = 0
-        self._failed: CometError | None = None
+        self._failed: BaseException | None = None  # why a message was not stored
         self._state: TransactionState | None = None  # as it has ended
 
     async def send(self, message: Message) -> SendReceipt:
@@ -105,8 +106,8 @@ class Transaction:
             raise InvalidRequest(f"A transaction has at most {MESSAGES_MAX} messages.")
         self._count += 1
         try:
-            receipt = await (await self._producer._put_half(message, self))
-        except CometError as error:
+            receipt = await (await self._producer._send_half(message, self))
+        except BaseException as error:  # a cancellation, too: it may be stored
             self._failed = self._failed or error
             raise
         self._sent.append(receipt)
@@ -119,7 +120,9 @@ class Transaction:
         self._check_open()
         if self._failed is not None:
             await self.rollback()
-            raise self._failed
+            if isinstance(self._failed, CometError):
+                raise self._failed
+            raise InvalidRequest("A message of the transaction was not stored.") from self._failed
         self._state = TransactionState.COMMIT
         results = await self._end(broker_pb2.TRANSACTION_RESOLUTION_COMMIT)
         shown = self._producer._shown_queue
@@ -277,6 +280,11 @@ class TransactionProducer(Producer):
         return TransactionResult(receipt, state)
 
     # --- halves -----------------------------------------------------------------------------------
+
+    async def _send_half(self, message: Message, one: Transaction) -> Future[SendReceipt]:
+        if self._hooks is None or not isinstance(message, Message):
+            return await self._put_half(message, one)
+        return await self._hooks.around(message, partial(self._put_half, one=one))
 
     async def _put_half(self, message: Message, one: Transaction) -> Future[SendReceipt]:
         self._check_open()

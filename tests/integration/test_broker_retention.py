@@ -258,3 +258,25 @@ async def test_metrics_tell_of_room(tmp_path: Path) -> None:
         )
         assert f"cometmq_sends_refused{node}}} 0.0" in text
         assert "rocketmq_storage_message_reserve_time{" in text
+
+
+async def test_open_half_messages_are_given_up_before_their_log_goes(tmp_path: Path) -> None:
+    """They can be resumed; RocketMQ drops them."""
+    clock = LaterClock()
+    async with running_broker(tmp_path, clock=clock, **OPTIONS) as broker:
+        await broker.put_topic("T", 1)
+        halves = [
+            pb.OutgoingMessage(topic="T", queue_id=0, body=b"%d" % n, producer_group="P")
+            for n in range(3)
+        ]
+        await broker.stub.Send(pb.SendRequest(messages=halves))
+        await fill(broker, 20)
+        clock.later_ms = 2 * HOUR_MS
+        await fill(broker, 8)
+        await broker.stub.Send(pb.SendRequest(messages=halves[:1]))
+        assert (await clean(broker)).log_file_count > 0
+        assert await broker.bodies("TRANS_CHECK_MAX_TIME_TOPIC", 0) == [b"0", b"1", b"2"]
+        assert len(broker.state.halves) == 1
+        resumed = await broker.admin.ResumeChecks(pb.ResumeChecksRequest(offsets=[0, 1, 2]))
+        assert not any(one.HasField("error") for one in resumed.results)
+        assert len(broker.state.halves) == 4

@@ -17,6 +17,7 @@ from cometmq.client import (
     Message,
     ProducerOptions,
     ReceivedMessage,
+    SendContext,
     TransactionProducer,
     TransactionState,
     sync,
@@ -31,11 +32,20 @@ from cometmq.errors import (
     QueueNotFound,
     TransactionEnded,
 )
+from cometmq.format.indexfile import Sizes as IndexSizes
 from cometmq.model import QueueRef
+from cometmq.store.repair.verify import verify
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
-from tests.support.cluster.broker import BrokerClient, running_broker, running_namesrv
+from tests.support.cluster.broker import (
+    SMALL_FILES,
+    BrokerClient,
+    running_broker,
+    running_namesrv,
+)
 from tests.support.cluster.live_group import live_group
+from tests.support.independent.index import Shape
+from tests.support.independent.reader import Store as IndependentStore
 from tests.support.waiting import until, until_async
 
 COMMIT, ROLLBACK, UNKNOWN = (
@@ -404,3 +414,59 @@ async def test_a_fail_over_keeps_halves_and_ends(tmp_path: Path, written_each_s:
             wanted = [b"committed", b"ending", b"orphan"]
             await until_async(lambda: _are_seen(writer, wanted))
         assert set(listener.checked) == {b"orphan"}
+
+
+class Noted:
+    """A hook that notes what became of messages."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, bytes]] = []
+
+    def before_send(self, context: SendContext) -> None:
+        self.told.append(("before", context.message.body))
+
+    def after_send(self, context: SendContext) -> None:
+        self.told.append(("failed" if context.error else "after", context.message.body))
+
+
+async def test_hooks_see_messages_of_transactions(tmp_path: Path) -> None:
+    noted = Noted()
+    options = ProducerOptions(hooks=(noted,))
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        running_broker(tmp_path, namesrv=(namesrv,)) as broker,
+        TransactionProducer(namesrv, "P", commits_all, options=options) as producer,
+    ):
+        await broker.put_topic("T", 2)
+        async with producer.transaction() as one:
+            await one.send(Message("T", b"a"))
+        with pytest.raises(InvalidRequest):
+            await sent_and_raised(producer, Message("T", b"b", delay_level=1))
+    assert noted.told == [("before", b"a"), ("after", b"a"), ("before", b"b"), ("failed", b"b")]
+
+
+async def test_what_transactions_leave_reads_by_the_documents(tmp_path: Path) -> None:
+    """Log, queues, state and exports, by the independent reader and by ``store verify``."""
+    shape = Shape(SMALL_FILES["max_hash_slot_num"], SMALL_FILES["max_index_num"])
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        running_broker(tmp_path, namesrv=(namesrv,), **QUICK, transaction_check_max=1) as broker,
+    ):
+        await broker.put_topic("T", 2)
+        listener = Listener()
+        async with TransactionProducer(namesrv, "P", listener) as producer:
+            for number in range(30):
+                one = producer.transaction(check_immunity_s=60)
+                await one.send(Message("T", b"%d" % number, keys=(f"k{number}",)))
+                if number % 3:
+                    await (one.commit() if number % 2 else one.rollback())
+            await producer.transaction().send(Message("T", b"given up"))
+            await until(lambda: len(broker.state.halves) == 10)
+            await until(lambda: bool(listener.checked[b"given up"]))
+    store = tmp_path / "store"
+    sizes = IndexSizes(SMALL_FILES["max_hash_slot_num"], SMALL_FILES["max_index_num"])
+    assert verify(store, index_sizes=sizes).faults == []
+    with IndependentStore(store, shape) as read:
+        assert read.state is not None
+        assert read.state.halves["h"] == 0, "the first half is open"
+        assert {"TRANS_CHECK_MAX_TIME_TOPIC", "RMQ_SYS_TRANS_HALF_TOPIC"} <= set(read.state.topics)
