@@ -19,6 +19,8 @@ from typing import TypeVar
 from cometmq.clock import Clock
 from cometmq.errors import BrokerDraining, Shortage, StoreFailed
 from cometmq.flight_recorder import named_threads
+from cometmq.format import queueunit
+from cometmq.format.halves import HALF_TOPIC, QUEUE_ID
 from cometmq.member.config import MemberConfig
 from cometmq.member.state.statelog import keep_from
 from cometmq.member.storage.member_storage import BaseStorage
@@ -247,7 +249,7 @@ class Retention:
             hour=datetime.fromtimestamp(now_ms / 1000).hour,
             spaces=spaces,
             keep_from=self._store.appended_offset,
-            pinned_from=self._cleaner.pins.lowest(),
+            pinned_from=self._pinned_from(),
             pinned_s=0.0 if since_s is None else self._clock.monotonic_s() - since_s,
             out_of_space=out_of_space,
             commanded=commanded,
@@ -261,6 +263,19 @@ class Retention:
             self._cleaner.oldest_time_ms(),
         )
         return look
+
+    def _pinned_from(self) -> int | None:
+        """What readers, and on a follower the oldest open half message, wish to keep: the writer
+        gives halves up before their log goes, a follower cannot.
+        """
+        lowest = self._cleaner.pins.lowest()
+        floor = self._state.halves.written.floor
+        low, end = self._store.queue_bounds(HALF_TOPIC, QUEUE_ID)
+        if self.before_removal is not None or not low <= floor < end:
+            return lowest
+        unit = self._store.read_units(HALF_TOPIC, QUEUE_ID, floor, 1)
+        half_at = queueunit.unit_at(unit, 0)[0]
+        return half_at if lowest is None else min(lowest, half_at)
 
     def _remove(self, verdict: Verdict, reserves: list[tuple[str, int]]) -> Removed:
         removed = Removed()

@@ -11,10 +11,13 @@ from unittest import mock
 import pytest
 
 from cometmq.errors import DiskFull, StoreFailed
+from cometmq.format.halves import HALF_TOPIC
 from cometmq.member.config import MemberConfig
 from cometmq.member.state.retention import Retention, rules_of
 from cometmq.member.state.statelog import keep_from, load
+from cometmq.messaging.changes import HalvesReached
 from cometmq.messaging.state import BrokerState
+from cometmq.messaging.transactions import HalfProgress
 from cometmq.model import TopicConfig
 from cometmq.store.retention import Reason, RetentionRules, Space
 from tests.support.cluster.broker import encoded
@@ -153,6 +156,23 @@ async def test_readers_are_waited_for_and_not_for_ever(tmp_path: Path) -> None:
             s.clock.now_ms += 1_000
             await s.retention.clean()
             assert s.first_file == 2
+
+
+async def test_a_follower_keeps_open_halves_until_its_writer_has_given_them_up(
+    tmp_path: Path,
+) -> None:
+    async with scene(tmp_path) as s:
+        await s.fill(1)
+        s.member.append(HALF_TOPIC, 0, b"half")
+        await s.fill(2)
+        for _ in range(2):
+            await s.copy_state()
+        s.clock.now_ms = START_MS + 2 * HOUR_MS
+        await s.retention.clean()
+        assert s.first_file == 1, "up to the half, which is open for all that the state knows"
+        s.member.state.apply(HalvesReached(HalfProgress(floor=1)))
+        await s.retention.clean()
+        assert s.first_file == 2
 
 
 async def test_the_time_of_waiting_begins_anew_with_each_wait(tmp_path: Path) -> None:
