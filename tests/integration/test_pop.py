@@ -19,6 +19,7 @@ from cometmq.errors import (
     InvisibleTimeInvalid,
     LimitExceeded,
     NoPermission,
+    NotWriter,
     QueueNotFound,
     TopicNotFound,
 )
@@ -26,11 +27,13 @@ from cometmq.format import record
 from cometmq.format.properties import SHARDING_KEY
 from cometmq.format.record import Record
 from cometmq.messaging.state import STATE_TOPIC
+from cometmq.model import ReplicationMode
 from cometmq.rpc.interceptors import from_proto
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
 from services.broker import acks, receive
 from tests.support.cluster.broker import BrokerClient, LiveBroker, refusal, running_broker
+from tests.support.cluster.live_group import live_group
 from tests.support.cluster.pop_cluster import Ahead
 from tests.support.waiting import until_async
 
@@ -488,6 +491,40 @@ async def test_an_ack_waits_for_what_its_topic_asks(tmp_path: Path) -> None:
 def _last_state_record(broker: LiveBroker, end: int) -> int:
     data = broker.store.read_units(STATE_TOPIC, 0, end - 1, 1)
     return int.from_bytes(data[:8], "big")
+
+
+async def test_a_fail_over_keeps_leases_and_acknowledgements(tmp_path: Path) -> None:
+    """An answered acknowledgement is final, also at a member that only copied it; a lease holds."""
+    quick = {"lease_duration_s": 1.0, "lease_renew_s": 0.1, "lease_poll_s": 0.05}
+    options = {**quick, "in_sync_lag_s_max": 0.5, "replication_mode": ReplicationMode.APPENDED}
+    async with live_group(tmp_path, 2, **options) as group:
+        await group.all_in_sync(0, 1)
+        first = group[0].client
+        await sent(first, 1, *numbers(0, 30))
+        runs = (await receive_from(first, max_count=20)).runs
+        [run] = runs
+        some = pb.AckItem(handle=run.handle, first_offset=3, count=10)
+        assert await ack(first, some) == [None]
+        [changed] = await change(first, later(run.handle, first=19, count=1))
+        assert isinstance(changed, pb.ChangeInvisibleTimeResult)
+        asking = pb.QueryOffsetsRequest(group="G", queues=[common.QueueRef(topic="T", queue_id=0)])
+        assert (await first.stub.QueryOffsets(asking)).results[0].position.offset == 0
+        follower = group[1].client
+        assert isinstance(await refusal(receive_from(follower)), NotWriter)
+        assert isinstance(await refusal(ack(follower, run.handle)), NotWriter)
+        await group[0].crash()
+        await group[1].until_role("writer")
+        second = group[1].client
+        assert bodies(await receive_from(second, max_count=100)) == numbers(20, 30)
+        assert await ack(second, some, changed.handle) == [None, None]
+        [rest] = await ack(second, pb.AckItem(handle=run.handle, first_offset=0, count=3))
+        assert rest is None
+        assert (await second.committed("G", "T", 0)).offset == 13  # type: ignore[union-attr]
+        await group[0].start("follower")
+        await group.all_in_sync(0, 1)
+        assert await ack(second, run.handle) == [None]
+        assert (await second.committed("G", "T", 0)).offset == 20  # type: ignore[union-attr]
+        await group.in_step()
 
 
 @pytest.mark.parametrize(
