@@ -573,6 +573,7 @@ class BrokerState:
     def validate(self) -> None:
         """Asserts what must hold between the tables; for tests."""
         self.streams.validate()
+        self.pops.validate()
         for config in self.topics:
             assert len(self.generations.topic(config.name)) >= _queue_count(config), config
         for topic, queue_id in self.generations.queues():

@@ -2318,7 +2318,9 @@ class ReceiveRequest(_message.Message):
     group: _builtins.str
     """Consumer group name."""
     queue_id: _builtins.int
-    """Receives from this queue alone, of the only subscription, and not from the retry topic; absent = from all."""
+    """Receives from this queue alone, of the only subscription, and not from the retry topic; absent = from all. Of more than 1,024 queues a
+    call looks at 1,024, the next one at the next ones.
+    """
     max_count: _builtins.int
     """Messages wanted at most, 1 to 1,024; 0 = 32."""
     max_bytes: _builtins.int

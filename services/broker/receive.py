@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ COUNT_MAX = 1_024
 BYTES_MAX = 3 * 1024 * 1024  # with one message more an answer has less than 8 MiB
 TOPICS_MAX = 64
 ATTEMPT_ID_LENGTH_MAX = 64
+QUEUES_PER_CALL_MAX = 1_024  # of a group with more, a call looks at the next ones
+QUEUES_PER_TURN = 64  # of the loop
 SCANS_MAX = 8  # pulls of a queue in one call that find nothing for the filter
 REPEATS_MAX = 10_000  # answers that can be repeated
 BLOCKED_MS = 1_000  # until a member asks again whose messages wait for others of their group
@@ -135,30 +138,40 @@ class ReceiveService:
         if ask.attempt_id and await self._repeated(call):
             return call.answer
         keys = await self._keys(ask)
-        first_error: CometError | None = None
-        for wanted, key in keys:
-            if call.is_full:
-                call.answer.has_more = True
-                break
-            try:
-                async with self._groups.turn(ask.group, key).lock:
-                    await self._from_queue(call, wanted, key)
-            except CometError as error:  # the other queues may have something
-                first_error = first_error or error
-        if first_error is not None and not call.answer.runs:
-            raise first_error
+        await self._fill(call, keys)
         if self._groups.pops.has_unwritten:
             await self._groups.keeper.pops_written()
         if ask.attempt_id and call.given:
             self._keep(ask, call.given)
+        if len(keys) == QUEUES_PER_CALL_MAX:  # there may be something in others
+            call.answer.again_ms = min(call.answer.again_ms or BLOCKED_MS, BLOCKED_MS)
         if call.answer.runs or call.answer.has_more:
             call.answer.positions = []
         return call.answer
 
+    async def _fill(self, call: _Call, keys: list[tuple[Wanted, QueueKey]]) -> None:
+        """From these queues, until the call's limits are reached. Raises the first error, unless
+        another queue has something.
+        """
+        first_error: CometError | None = None
+        for number, (wanted, key) in enumerate(keys):
+            if number % QUEUES_PER_TURN == QUEUES_PER_TURN - 1:
+                await asyncio.sleep(0)  # others want the loop too
+            if call.is_full:
+                call.answer.has_more = True
+                break
+            try:
+                async with self._groups.turn(call.ask.group, key).lock:
+                    await self._from_queue(call, wanted, key)
+            except CometError as error:
+                first_error = first_error or error
+        if first_error is not None and not call.answer.runs:
+            raise first_error
+
     # --- which queues ---
 
     async def _keys(self, ask: ReceiveAsk) -> list[tuple[Wanted, QueueKey]]:
-        """All queues of the call, each time beginning with the next one."""
+        """Queues of the call, each time beginning behind those of the call before."""
         topics = self._groups.state.topics
         if ask.queue_id is not None:
             [wanted] = ask.wanted
@@ -176,9 +189,9 @@ class ReceiveService:
             await self._begin(ask, wanted.topic)
             count = topics.get(wanted.topic).read_queue_count
             keys += [(wanted, (wanted.topic, queue_id)) for queue_id in range(count)]
-        self._rounds += 1
         first = self._rounds % len(keys)
-        return keys[first:] + keys[:first]
+        self._rounds += 1 if len(keys) <= QUEUES_PER_CALL_MAX else QUEUES_PER_CALL_MAX
+        return (keys[first:] + keys[:first])[:QUEUES_PER_CALL_MAX]
 
     async def _begin(self, ask: ReceiveAsk, topic: str) -> None:
         """The group has a place in each queue of the topic. Its first call fixes them."""

@@ -477,6 +477,21 @@ async def test_a_failed_message_far_behind_goes_to_the_retry_topic(
         assert (await broker.status("SCHEDULE_TOPIC_XXXX", 2)).appended_offset == 1
 
 
+async def test_a_call_looks_at_some_queues_and_the_next_one_at_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receive, "QUEUES_PER_CALL_MAX", 2)
+    monkeypatch.setattr(receive, "QUEUES_PER_TURN", 2)
+    async with running_broker(tmp_path) as broker:
+        await sent(broker, 5, *numbers(0, 5))
+        found: list[bytes] = []
+        for _ in range(3):
+            answer = await receive_from(broker)
+            assert 0 < answer.again_ms <= receive.BLOCKED_MS
+            found += bodies(answer)
+        assert sorted(found) == numbers(0, 5)
+
+
 async def test_an_ack_waits_for_what_its_topic_asks(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as broker:
         await broker.put_topic("T", 1, common.FLUSH_MODE_SYNC)

@@ -339,7 +339,7 @@ class _Leases(RuleBasedStateMachine):
         queue = self.state.pops.find(GROUP, KEY)
         if queue is None:
             return
-        queue.validate()
+        self.state.validate()
         assert queue.next_offset == self.model.seen or not queue.next_offset
         seen = self.model.copies[: self.model.seen]
         open_now = [offset for offset, copy in enumerate(seen) if not copy.is_done]

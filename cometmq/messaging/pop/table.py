@@ -58,7 +58,7 @@ class PopTable:
         self._groups: dict[str, dict[QueueKey, QueueLeases]] = {}
         self._unwritten: dict[tuple[str, QueueKey], _Unwritten] = {}
         self._last_number = 0
-        self.lease_count = 0  # of all queues, some changes of it are counted late
+        self.lease_count = 0  # of all queues
 
     def find(self, group: str, key: QueueKey) -> QueueLeases | None:
         """None: the group has not received anything from the queue."""
@@ -96,12 +96,14 @@ class PopTable:
     def check_room(self) -> None:
         """Raises FlowControl while there are as many leases as there may be."""
         if self.lease_count >= LEASES_MAX:
-            self.lease_count = self._counted()
-        if self.lease_count >= LEASES_MAX:
             raise FlowControl(f"members of all groups have {LEASES_MAX} leases here (LEASES_MAX)")
 
-    def _counted(self) -> int:
-        return sum(len(one) for queues in self._groups.values() for one in queues.values())
+    @contextmanager
+    def _counting(self, queue: QueueLeases) -> Iterator[None]:
+        """Around what changes the leases of a queue."""
+        before = len(queue)
+        yield
+        self.lease_count += len(queue) - before
 
     def next_number(self, epoch: int) -> int:
         """The number of the next lease that the writer of this epoch gives."""
@@ -110,20 +112,21 @@ class PopTable:
 
     def give(self, group: str, key: QueueKey, given: Given) -> Lease:
         """Put messages into a lease."""
-        lease = self._groups[group][key].give(given)
+        queue = self._groups[group][key]
+        with self._counting(queue):
+            lease = queue.give(given)
         self._note(group, key).given.append(given)
-        self.lease_count += 1
         return lease
 
     def finish(self, group: str, key: QueueKey, done: Done) -> int:
         """Messages of a lease are done; how many were not before."""
         queue = self._groups[group][key]
-        count = queue.finish(done)
+        with self._counting(queue):
+            count = queue.finish(done)
         if count:
             ends = self._note(group, key).done
             if queue.find(done.number) is None:
                 ends[done.number] = Done(done.number)
-                self.lease_count -= 1
             else:
                 before = ends.get(done.number)
                 ends[done.number] = done if before is None else _joined(before, done)
@@ -166,13 +169,13 @@ class PopTable:
         queue = self._groups.setdefault(moved.group, {}).get(moved.key)
         if queue is None:
             queue = self._groups[moved.group][moved.key] = QueueLeases(0)
-        for given in moved.given:
-            queue.give(given)
-            self._last_number = max(self._last_number, given.number)
-        for done in moved.done:
-            queue.finish(done)
+        with self._counting(queue):
+            for given in moved.given:
+                queue.give(given)
+                self._last_number = max(self._last_number, given.number)
+            for done in moved.done:
+                queue.finish(done)
         queue.skip_to(moved.next_offset)
-        self.lease_count += len(moved.given)
 
     def as_moved(self, generation_of: GenerationOf) -> Iterator[QueueMoved]:
         """All leases, as if they had just been given; in order of group and queue."""
@@ -192,15 +195,24 @@ class PopTable:
         for queues in self._groups.values():
             for (topic, queue_id), queue in queues.items():
                 if topic in starts:
-                    queue.cut(starts[topic][queue_id])
+                    with self._counting(queue):
+                        queue.cut(starts[topic][queue_id])
 
     def forget(self, group: str, key: QueueKey) -> None:
         """The group goes on elsewhere in the queue."""
         queues = self._groups.get(group, {})
-        queues.pop(key, None)
+        if (queue := queues.pop(key, None)) is not None:
+            self.lease_count -= len(queue)
         self._unwritten.pop((group, key), None)
         if not queues:
             self._groups.pop(group, None)
+
+    def validate(self) -> None:
+        """Asserts the invariants; for tests."""
+        queues = [queue for some in self._groups.values() for queue in some.values()]
+        assert self.lease_count == sum(map(len, queues))
+        for queue in queues:
+            queue.validate()
 
     def forget_group(self, group: str) -> None:
         for key in self.of_group(group):
