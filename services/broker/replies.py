@@ -6,12 +6,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from itertools import islice
 from typing import NamedTuple, Protocol
 
 from cometmq.clock import Clock
-from cometmq.errors import ClientIdInUse, CometError, LimitExceeded, ReplyInvalid
+from cometmq.errors import (
+    ClientIdInUse,
+    CometError,
+    LimitExceeded,
+    MessageNotFound,
+    ReplyInvalid,
+    StoreDamaged,
+)
 from cometmq.format import properties, request_reply
 from cometmq.format.record import decode_all
 from cometmq.member.read.search import Finder, KeyQuery
@@ -45,6 +52,10 @@ class Reply(NamedTuple):
 
     client_id: str
     start: int
+    size: int
+
+
+Span = tuple[int, int]  # of a record: log offset, size
 
 
 class Outbox:
@@ -53,16 +64,16 @@ class Outbox:
     def __init__(self, client_id: str, opened_at: int) -> None:
         self.client_id = client_id
         self.opened_at = opened_at  # log offset: what lies behind it is handed in as it comes
-        self._waiting: deque[int] = deque()
+        self._waiting: deque[Span] = deque()
         self._wake = asyncio.Event()
         self._end: CometError | None = None
         self._is_over = False
 
-    def put(self, log_offset: int) -> bool:
+    def put(self, log_offset: int, size: int) -> bool:
         """Takes a reply; False: the stream is over, or its client takes nothing."""
         if self._is_over or len(self._waiting) >= WAITING_MAX:
             return False
-        self._waiting.append(log_offset)
+        self._waiting.append((log_offset, size))
         self._wake.set()
         return True
 
@@ -71,28 +82,26 @@ class Outbox:
         self._is_over, self._end = True, error
         self._wake.set()
 
-    async def answers(self, read: Callable[[int], bytes]) -> AsyncIterator[bytes]:
-        """Records end to end, as they come, until the stream is over. Raises why it was ended."""
+    async def answers(self) -> AsyncIterator[list[Span]]:
+        """Replies as they come, at most BYTES_MAX or one, until the stream is over. Raises why it
+        was ended.
+        """
         while not self._is_over:
             if self._waiting:
-                yield self._next(read)
+                yield self._next()
             else:
                 self._wake.clear()
                 await self._wake.wait()
         if self._end is not None:
             raise self._end
 
-    def _next(self, read: Callable[[int], bytes]) -> bytes:
-        parts: list[bytes] = []
-        size = 0
-        while self._waiting and size < BYTES_MAX:
-            record = read(self._waiting[0])
-            if parts and size + len(record) > BYTES_MAX:
-                break
-            self._waiting.popleft()
-            parts.append(record)
-            size += len(record)
-        return b"".join(parts)
+    def _next(self) -> list[Span]:
+        spans = [self._waiting.popleft()]
+        left = BYTES_MAX - spans[0][1]
+        while self._waiting and self._waiting[0][1] <= left:
+            spans.append(self._waiting.popleft())
+            left -= spans[-1][1]
+        return spans
 
 
 class Replies:
@@ -134,7 +143,8 @@ class Replies:
         for segment, claim in enumerate(claims):
             for record in islice(all_records, claim.record_count):
                 if claim.topic == topic:
-                    found.append(Reply(_requester(record.raw_properties, segment), start))
+                    client_id = _requester(record.raw_properties, segment)
+                    found.append(Reply(client_id, start, record.size))
                 start += record.size
         return found
 
@@ -152,9 +162,9 @@ class Replies:
 
     def _hand_out(self, replies: Sequence[Reply], log_offset: int) -> None:
         pushed = 0
-        for client_id, start in replies:
+        for client_id, start, size in replies:
             outbox = self._outboxes.get(client_id)
-            pushed += outbox is not None and outbox.put(log_offset + start)
+            pushed += outbox is not None and outbox.put(log_offset + start, size)
         self._observer.replies("pushed", pushed)
         self._observer.replies("unclaimed", len(replies) - pushed)
 
@@ -184,9 +194,17 @@ class Replies:
         for outbox in self._outboxes.values():
             outbox.end()
 
-    def read(self, log_offset: int) -> bytes:
-        """The record of a reply."""
-        return bytes(self._store.read_record(log_offset))
+    def read(self, spans: Sequence[Span]) -> bytes:
+        """The records of replies, end to end; neighbours are read together. Those that are gone or
+        damaged are left out: their requesters are told as timed out.
+        """
+        try:
+            return self._store.read_records(spans)
+        except (MessageNotFound, StoreDamaged) as error:
+            if len(spans) == 1:
+                _log.warning("a reply cannot be read", extra=fields(at=spans[0][0], error=error))
+                return b""
+            return b"".join(self.read([span]) for span in spans)
 
     def late(self, count: int) -> None:
         """So many replies came to a requester that waited no more."""
@@ -200,8 +218,8 @@ class Replies:
             return
         found = 0
         for correlation_id in correlation_ids:
-            log_offset = await self._find(outbox, correlation_id)
-            found += log_offset is not None and outbox.put(log_offset)
+            span = await self._find(outbox, correlation_id)
+            found += span is not None and outbox.put(*span)
         self._observer.replies("found", found)
 
     async def _is_indexed(self, log_offset: int) -> bool:
@@ -218,7 +236,7 @@ class Replies:
         )
         return False
 
-    async def _find(self, outbox: Outbox, correlation_id: str) -> int | None:
+    async def _find(self, outbox: Outbox, correlation_id: str) -> Span | None:
         if not correlation_id:
             return None
         query = KeyQuery(self.topic, correlation_id, False, 0, TIME_MS_MAX, FOUND_MAX)
@@ -229,7 +247,7 @@ class Replies:
                 and found.get(request_reply.REPLY_TO_CLIENT) == outbox.client_id
                 and found.get(request_reply.CORRELATION_ID) == correlation_id
             ):
-                return message.log_offset
+                return message.log_offset, message.size
         return None
 
 

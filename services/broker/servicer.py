@@ -384,7 +384,8 @@ class BrokerServicer(PopServicer):
         await context.write(broker_pb2.RepliesResponse(opened=opened))
         async with asyncio.TaskGroup() as tasks:
             reading = tasks.create_task(self._read_requester(outbox, first, context))
-            async for records in outbox.answers(self._replies.read):
+            async for spans in outbox.answers():
+                records = self._replies.read(spans)
                 response = broker_pb2.RepliesResponse(records=records)
                 await context.room(len(records))
                 await context.write(response)

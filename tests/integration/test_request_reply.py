@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -409,6 +410,11 @@ async def stored(broker: LiveBroker, topic: str, count: int) -> bool:
 async def test_without_asyncio(tmp_path: Path) -> None:
     def ask(namesrv: str) -> list[bytes]:
         came: list[bytes] = []
+        ended = threading.Event()
+
+        def note(reply: ReceivedMessage | None, _: CometError | None) -> None:
+            came.append(reply.body if reply is not None else b"")
+            ended.set()
 
         def listener(messages: list[ReceivedMessage]) -> None:
             for message in messages:
@@ -419,10 +425,9 @@ async def test_without_asyncio(tmp_path: Path) -> None:
         with consumer, sync.Producer(namesrv) as producer:
             consumer.subscribe("T")
             came.append(producer.request(Message("T", b"one"), 20).body)
-            producer.request_then(
-                Message("T", b"two"), lambda reply, _: came.append(reply.body if reply else b""), 20
-            )
+            producer.request_then(Message("T", b"two"), note, 20)
             came.append(producer.request(Message("T", b"three"), 20).body)
+            assert ended.wait(20)
         return came
 
     async with cluster(tmp_path) as (namesrv, _):

@@ -1,0 +1,48 @@
+"""What waits for a requester: bounded, in pieces, and over when its stream is."""
+
+from __future__ import annotations
+
+import pytest
+
+from cometmq.errors import ClientIdInUse
+from services.broker import replies
+from services.broker.replies import Outbox, Span
+
+
+async def taken(outbox: Outbox, count: int) -> list[list[Span]]:
+    pieces: list[list[Span]] = []
+    async for spans in outbox.answers():
+        pieces.append(spans)
+        if sum(map(len, pieces)) >= count:
+            break
+    return pieces
+
+
+async def test_pieces_are_as_large_as_an_answer_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replies, "BYTES_MAX", 100)
+    outbox = Outbox("c", 0)
+    sizes = [40, 60, 1, 500, 100, 99]
+    for place, size in enumerate(sizes):
+        assert outbox.put(place, size)
+    pieces = await taken(outbox, len(sizes))
+    assert [[size for _, size in piece] for piece in pieces] == [[40, 60], [1], [500], [100], [99]]
+    assert [span for piece in pieces for span in piece] == list(enumerate(sizes))
+
+
+async def test_a_client_that_takes_nothing_gets_only_so_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replies, "WAITING_MAX", 2)
+    outbox = Outbox("c", 0)
+    assert [outbox.put(n, 1) for n in range(3)] == [True, True, False]
+    assert await taken(outbox, 2) == [[(0, 1), (1, 1)]]
+    assert outbox.put(3, 1)
+
+
+async def test_a_stream_that_is_over_takes_and_gives_nothing() -> None:
+    outbox = Outbox("c", 0)
+    outbox.put(0, 1)
+    outbox.end(ClientIdInUse("another one"))
+    assert not outbox.put(1, 1)
+    with pytest.raises(ClientIdInUse):
+        await taken(outbox, 1)
