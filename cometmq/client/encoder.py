@@ -368,7 +368,7 @@ class RecordEncoder:
                 break
             try:
                 middle = form.middle(message)
-            except CometError:  # whoever puts it alone raises it
+            except CometError:  # the caller puts it alone, which raises it
                 break
             if len(buffer) + self.fixed_bytes + len(body) + len(middle) > bytes_max:
                 break
