@@ -146,7 +146,8 @@ class TimerService:
             now_ms = self.now_ms()
             if await self._deliver_due(now_ms) or self._has_arrivals:
                 return 0.0
-            await self._roll_if_due()
+            if await self._roll_if_due():
+                return 0.0
             dues_ms = [timer.due_ms for timer in self.table.late]
             if (next_ms := self.index.next_due_ms) is not None:
                 dues_ms.append(next_ms)
@@ -442,50 +443,54 @@ class TimerService:
 
     # --- before retention -------------------------------------------------------------------------
 
-    async def _roll_if_due(self) -> None:
+    async def _roll_if_due(self) -> bool:
+        """Go on through the messages that may wait; whether there is more to do."""
         now_s = self._clock.monotonic_s()
-        if now_s < self._roll_at_s:
-            return
-        self._roll_at_s = now_s + ROLL_LOOK_S
-        arrivals = self.table.mark.arrivals
-        first = self.table.rolled
-        if first >= arrivals:
-            return
+        first, arrivals = self.table.rolled, self.table.mark.arrivals
+        if now_s < self._roll_at_s or first >= arrivals:
+            return False
         before_ms = self._clock.wall_ms() - int(self._reserved_ms * ROLL_SHARE)
         stop = await self._in_thread(
             lambda: offset_by_time(
                 self._storage.store, TIMER_QUEUE, (first, arrivals), before_ms, Boundary.LOWER
             )
         )
-        await self._roll(stop)
+        is_more = await self._roll_some(stop)
+        if not is_more:
+            self._roll_at_s = now_s + ROLL_LOOK_S
+        return is_more
 
     async def roll_before(self, log_offset: int) -> None:
         """Store what waits once more that lies before ``log_offset``: the log goes there. May raise
         DiskFull, BrokerDraining, StoreFailed.
         """
         stop = self._storage.store.queue_offset_at(*TIMER_QUEUE, log_offset)
-        async with self._one_at_a_time:
-            await self._roll(min(stop, self.table.mark.arrivals))
-
-    async def _roll(self, stop: int) -> None:
-        """Go through the messages that may wait, oldest first: those before ``stop`` are stored
-        once more. Ends at the first that waits and may stay where it is.
-        """
-        while (first := self.table.rolled) < (end := self.table.mark.arrivals):
-            units = await self._units(first, min(ARRIVALS_MAX, end - first))
-            entries = [Timer(*entry) for entry in iterate(await self._entries(units, first))]
-            waiting = sorted(
-                (one for one in entries if self.table.is_pending(one)), key=lambda one: one.offset
-            )
-            old = [one for one in waiting if one.offset < stop][:TURN_COUNT_MIN]
-            if old:
-                await self._store_again(old)
-            rest = [one.offset for one in waiting if one not in old]
-            reached = min(rest, default=first + len(units) // queueunit.UNIT_BYTES)
-            self.table.rolled_to(min(reached, self.table.mark.arrivals))
-            if rest and rest[0] >= stop:
-                return
+        stop = min(stop, self.table.mark.arrivals)
+        is_more = self.table.rolled < stop
+        while is_more:
+            async with self._one_at_a_time:
+                is_more = await self._roll_some(stop)
             await asyncio.sleep(REST_S)
+
+    async def _roll_some(self, stop: int) -> bool:
+        """Go through the messages that may wait, oldest first: some of those before ``stop`` are
+        stored once more. False: the next one waits and may stay where it is, or there is none.
+        """
+        first, end = self.table.rolled, self.table.mark.arrivals
+        units = await self._units(first, min(ARRIVALS_MAX, end - first))
+        entries = [Timer(*entry) for entry in iterate(await self._entries(units, first))]
+        waiting = sorted(
+            (one for one in entries if self.table.is_pending(one)), key=lambda one: one.offset
+        )
+        old = [one for one in waiting if one.offset < stop][: self._turn_count]
+        if old:
+            await self._store_again(old)
+        rest = waiting[len(old) :]
+        reached = rest[0].offset if rest else first + len(units) // queueunit.UNIT_BYTES
+        self.table.rolled_to(min(reached, self.table.mark.arrivals))
+        if rest:
+            return rest[0].offset < stop
+        return first < self.table.rolled < end
 
     async def _store_again(self, old: Sequence[Timer]) -> None:
         records = await self._records(await self._spans(old))

@@ -105,9 +105,16 @@ class WriterCore:
         )
         self.half_admin = HalfAdmin(self.transactions, self.storage, self.keeper, relays, clock)
         self.checks = TransactionChecks(self.transactions, self.storage, metrics, clock)
-        self.core.retention.before_removal = self.transactions.leave
+        self.core.retention.before_removal = self._before_removal
         self.pop = PopGroups(self.storage, self.keeper, self.retries, metrics, clock)
         self._state_writer = StateWriter(context.config, self.keeper, self.storage, clock)
+
+    async def _before_removal(self, log_offset: int) -> None:
+        """The log goes up to there. Raises what keeps the others from being stored once more."""
+        try:
+            await self.transactions.leave(log_offset)
+        finally:
+            await self.timers.roll_before(log_offset)
 
     def described(self) -> namesrv_pb2.Member:
         """This member as it registers with name servers."""

@@ -23,6 +23,7 @@ from cometmq.format.recall import Handle, RecallRun
 from cometmq.format.timers import TIMER_QUEUE, TIMER_TOPIC, TimerForm
 from cometmq.member.metrics import MemberMetrics
 from cometmq.member.relay import RelayWriter
+from cometmq.member.state.statelog import oldest_timer
 from cometmq.model import TopicConfig
 from cometmq.store.timers import index
 from services.broker import timers as service
@@ -69,6 +70,25 @@ class Story:
                     member.keeper.write_progress(self.clock.monotonic_s())
             finally:
                 parts.timers.close()
+
+    async def step(self, member: Member, parts: Parts) -> None:
+        match self.source.randrange(10):
+            case 0 | 1 | 2:
+                await self.send(parts)
+            case 3:
+                self.clock.now_ms += self.source.choice([10, 1_000, 9_000, 4 * HOUR_MS])
+            case 4 | 5:
+                await self.deliver(member, parts)
+                if self.source.random() < 0.3:
+                    member.keeper.write_progress(self.clock.monotonic_s())
+            case 6 | 7:
+                await self.recall(parts)
+            case 8 if self.source.random() < 0.4:
+                await self.make_way(member, parts)
+            case _ if self.source.random() < 0.4:
+                await self.drop_topic(member)
+            case _:
+                self.clock.now_ms += 50 * HOUR_MS  # what waits is stored again
 
     async def send(self, parts: Parts) -> None:
         source, topic = self.source, self.source.choice(TOPICS)
@@ -141,6 +161,17 @@ class Story:
             for one in found:
                 assert one.store_time_ms >= expected[one.body], "it came early"
 
+    async def make_way(self, member: Member, parts: Parts) -> None:
+        """Retention is about to remove all of the log that was looked at."""
+        end = member.state.timers.mark.arrivals
+        await parts.timers.roll_before(member.store.appended_offset)
+        assert member.state.timers.rolled == end
+        low = member.store.appended_offset
+        if end < member.store.queue_bounds(*TIMER_QUEUE)[1]:
+            unit = member.store.read_units(*TIMER_QUEUE, end, 1)
+            low = int.from_bytes(unit[:8], "big")
+        assert oldest_timer(member.store, member.state.timers.rolled) == low
+
     async def drop_topic(self, member: Member) -> None:
         topic = self.source.choice(TOPICS)
         await member.keeper.drop_topic(topic)
@@ -209,21 +240,7 @@ async def test_every_message_comes_once_and_never_early_whatever_happens(
     for _ in range(6):
         async with story.life(clean=source.random() < 0.4) as (member, parts):
             for _ in range(source.randrange(1, 14)):
-                match source.randrange(9):
-                    case 0 | 1 | 2:
-                        await story.send(parts)
-                    case 3:
-                        story.clock.now_ms += source.choice([10, 1_000, 9_000, 4 * HOUR_MS])
-                    case 4 | 5:
-                        await story.deliver(member, parts)
-                        if source.random() < 0.3:
-                            member.keeper.write_progress(story.clock.monotonic_s())
-                    case 6 | 7:
-                        await story.recall(parts)
-                    case _ if source.random() < 0.4:
-                        await story.drop_topic(member)
-                    case _:
-                        story.clock.now_ms += 50 * HOUR_MS  # what waits is stored again
+                await story.step(member, parts)
             await member.on_disk()
         if source.random() < 0.3:
             story.damage_index()

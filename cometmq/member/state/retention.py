@@ -22,7 +22,7 @@ from cometmq.flight_recorder import named_threads
 from cometmq.format import queueunit
 from cometmq.format.halves import HALF_TOPIC, QUEUE_ID
 from cometmq.member.config import MemberConfig
-from cometmq.member.state.statelog import keep_from
+from cometmq.member.state.statelog import keep_from, oldest_timer
 from cometmq.member.storage.member_storage import BaseStorage
 from cometmq.messaging.state import BrokerState
 from cometmq.store.retention import (
@@ -188,7 +188,7 @@ class Retention:
         verdict = decide(self.rules, look)
         # Only now is it worth while to look for the state snapshots.
         if verdict.remove or look.ratio > self.rules.max_used_ratio:
-            keep = await self._in_thread(lambda: keep_from(self._store))
+            keep = await self._in_thread(self._keep_from)
             assert keep <= look.keep_from
             verdict = decide(self.rules, replace(look, keep_from=keep))
         if verdict.refuse or not verdict.remove:
@@ -238,6 +238,15 @@ class Retention:
             )
 
     # --- in the thread ----------------------------------------------------------------------------
+
+    def _keep_from(self) -> int:
+        """Nothing from this log offset on may go. A writer stores what waits for its time once more
+        before it goes; a follower keeps it until the writer has.
+        """
+        keep = keep_from(self._store)
+        if self.before_removal is None:
+            keep = min(keep, oldest_timer(self._store, self._state.timers.rolled))
+        return keep
 
     def _take_look(self, commanded: bool, out_of_space: bool) -> Look:
         now_ms, since_s = self._clock.wall_ms(), self._pinned_since_s

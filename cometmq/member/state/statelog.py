@@ -10,6 +10,7 @@ from typing import Protocol
 
 from cometmq.errors import MessageNotFound, StateTooNew, StoreDamaged
 from cometmq.format import properties, queueunit, record, taghash
+from cometmq.format.timers import TIMER_QUEUE
 from cometmq.messaging.changes import (
     DelaysReached,
     OffsetsCommitted,
@@ -202,6 +203,16 @@ def keep_from(store: BaseStore) -> int:
     first = high - 1 - last - 1 - before
     assert low <= first < high
     return _units(store, first, first + 1)[0][0]
+
+
+def oldest_timer(store: BaseStore, rolled: int) -> int:
+    """Log offset of the oldest message that may wait for a time of its own; the log's end if there
+    is none. ``rolled``: all messages before this offset of the timer queue are done.
+    """
+    low, end = store.queue_bounds(*TIMER_QUEUE)
+    first = max(low, rolled)
+    unit = store.read_units(*TIMER_QUEUE, first, 1) if first < end else b""
+    return queueunit.unit_at(unit, 0)[0] if unit else store.appended_offset
 
 
 def newest_progress(store: Source) -> int:
