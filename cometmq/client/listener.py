@@ -23,7 +23,7 @@ from cometmq.client.progress import AnyRun
 from cometmq.client.received import ReceivedMessage
 from cometmq.client.threads import ListenerThreads
 from cometmq.errors import InvalidRequest
-from cometmq.model import DELAY_LEVEL_MAX
+from cometmq.model import DELAY_LEVEL_MAX, DELAY_MS_MAX
 from cometmq.rpc.retry import BackoffPolicy
 from cometmq.rpc.tasks import Tasks, is_cancelled
 from cometmq.telemetry import fields, logger
@@ -356,6 +356,8 @@ def _is_later(answer: object, count: int) -> TypeGuard[Later]:
         isinstance(answer, Later)
         and 0 <= answer.done <= count
         and -1 <= answer.delay_level <= DELAY_LEVEL_MAX
+        and 0 <= answer.delay_ms <= DELAY_MS_MAX
+        and not (answer.delay_level and answer.delay_ms)
         and answer.suspend_ms >= 0
     )
 

@@ -137,13 +137,15 @@ class Later:
     ackIndex, plus one), the others come again.
 
     ``delay_level``: after how long, 1 (1 s) to 18 (2 h); 0 = as the number of tries says; -1 =
-    never, they are dead letters at once. ``suspend_ms``: of a consumer in order, how long the queue
-    waits; 0 = ``suspend_queue_ms`` of its options.
+    never, they are dead letters at once. ``delay_ms``: instead of a level, so many ms, at most 40
+    days. ``suspend_ms``: of a consumer in order, how long the queue waits; 0 = ``suspend_queue_ms``
+    of its options.
     """
 
     done: int = 0
     delay_level: int = 0
     suspend_ms: int = 0
+    delay_ms: int = 0
 
 
 class MessageModel(Enum):

@@ -303,12 +303,13 @@ class BrokerCalls:
 
 
 def send_back_item(
-    queue: QueueRef, position: Position, delay_level: int
+    queue: QueueRef, position: Position, delay_level: int, delay_ms: int = 0
 ) -> broker_pb2.SendBackItem:
     return broker_pb2.SendBackItem(
         queue=common_pb2.QueueRef(topic=queue.topic, queue_id=queue.queue_id),
         position=position_to_proto(position),
         delay_level=delay_level,
+        delay_ms=delay_ms,
     )
 
 

@@ -31,7 +31,7 @@ from cometmq.client.received import ReceivedMessage
 from cometmq.client.replier import Replier
 from cometmq.client.tracing import ConsumeTracer, tracing_of
 from cometmq.errors import DelayLevelInvalid, InvalidRequest
-from cometmq.model import DELAY_LEVEL_MAX, Filter, Position, QueueRef
+from cometmq.model import DELAY_LEVEL_MAX, Filter, Position, QueueRef, check_delay
 from cometmq.rpc.retry import Backoff
 from cometmq.rpc.tasks import Tasks
 
@@ -276,18 +276,21 @@ class PullConsumer(QueueCalls):
             answers |= await self._queues.commit({q: positions[q] for q in again})
         return {queue: good(answer) for queue, answer in answers.items()}
 
-    async def send_back(self, messages: Collection[ReceivedMessage], delay_level: int = 0) -> None:
+    async def send_back(
+        self, messages: Collection[ReceivedMessage], delay_level: int = 0, *, delay_ms: int = 0
+    ) -> None:
         """The brokers deliver these messages again after a delay, in the group's retry topic
         ``%RETRY%`` and its name, which has to be read too: 0 = by the number of their tries, 1
-        (1 s) to 18 (2 h), -1 = never, they are dead letters. Commit afterwards. Raises the first
-        message's error.
+        (1 s) to 18 (2 h), -1 = never, they are dead letters. ``delay_ms``: instead, after so many
+        ms, at most 40 days. Commit afterwards. Raises the first message's error.
         """
         if type(delay_level) is not int or not -1 <= delay_level <= DELAY_LEVEL_MAX:
             raise DelayLevelInvalid(f"delay_level is -1 to {DELAY_LEVEL_MAX}, not {delay_level!r}.")
+        check_delay(delay_ms)
         await self._know([message.queue for message in messages])
         for broker_group in sorted({message.queue.broker_group for message in messages}):
             items = [
-                send_back_item(message.queue, self._position_of(message), delay_level)
+                send_back_item(message.queue, self._position_of(message), delay_level, delay_ms)
                 for message in messages
                 if message.queue.broker_group == broker_group
             ]

@@ -226,7 +226,7 @@ class PushConsumer:
         else:
             workers.send_back = send_backs.put
             workers.not_done = lambda work, start, stop, later: send_backs.put(
-                work, start, stop, later.delay_level
+                work, start, stop, later.delay_level, later.delay_ms
             )
 
     async def subscribe(

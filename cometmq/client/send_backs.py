@@ -23,13 +23,14 @@ _log = logger(__name__)
 
 
 class Failed(NamedTuple):
-    """Message ``place`` of a work, which the listener could not do. ``delay_level`` as in the
-    contract: 0 = as the number of its tries says.
+    """Message ``place`` of a work, which the listener could not do. ``delay_level`` and
+    ``delay_ms`` as in the contract: both 0 = as the number of its tries says.
     """
 
     work: Work
     place: int
     delay_level: int
+    delay_ms: int
 
 
 class SendBacks:
@@ -54,14 +55,14 @@ class SendBacks:
         self._waiting: dict[str, list[Failed]] = {}  # by broker group
         self._sending: set[str] = set()  # broker groups with a call on its way
 
-    def put(self, work: Work, start: int, stop: int, delay_level: int) -> None:
+    def put(self, work: Work, start: int, stop: int, delay_level: int, delay_ms: int = 0) -> None:
         """Send messages ``start`` to ``stop`` back. Until that is answered they count as running,
         so that their queue is not handed over meanwhile.
         """
         broker_group = work.messages[start].queue.broker_group
         work.queue.running += stop - start
         waiting = self._waiting.setdefault(broker_group, [])
-        waiting += [Failed(work, place, delay_level) for place in range(start, stop)]
+        waiting += [Failed(work, place, delay_level, delay_ms) for place in range(start, stop)]
         if broker_group not in self._sending:
             self._sending.add(broker_group)
             self._tasks.start(self._send(broker_group), f"send back to {broker_group}")
@@ -94,16 +95,16 @@ class SendBacks:
             await self._calls.wait(CALL_AGAIN_S)
 
     def _item(self, failed: Failed) -> broker_pb2.SendBackItem:
-        work, place, delay_level = failed
+        work, place, delay_level, delay_ms = failed
         message = work.messages[place]
         failed_at = Position(work.run.generation, message.queue_offset)
-        item = send_back_item(message.queue, failed_at, delay_level)
+        item = send_back_item(message.queue, failed_at, delay_level, delay_ms)
         if self._retry_times_max >= 0:
             item.retry_times_max = self._retry_times_max
         return item
 
     def _answered(self, failed: Failed, error: CometError | None) -> None:
-        work, place, _ = failed
+        work, place, *_ = failed
         queue, message = work.queue, work.messages[place]
         queue.running -= 1
         if error is None:

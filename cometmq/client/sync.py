@@ -508,9 +508,11 @@ class PullConsumer(_Sync[pull.PullConsumer]):
         """The first message of each queue that was stored at the time or later."""
         return self._wait(self._client.positions_at(queues, time_ms))
 
-    def send_back(self, messages: Collection[ReceivedMessage], delay_level: int = 0) -> None:
+    def send_back(
+        self, messages: Collection[ReceivedMessage], delay_level: int = 0, *, delay_ms: int = 0
+    ) -> None:
         """They come again in the group's retry topic, or are dead letters (-1)."""
-        self._wait(self._client.send_back(messages, delay_level))
+        self._wait(self._client.send_back(messages, delay_level, delay_ms=delay_ms))
 
 
 def _check_no_loop() -> None:

@@ -93,6 +93,12 @@ def level_for(wanted_ms: int) -> int:
     return _Process.levels_s.index(max(_Process.levels_s)) + 1
 
 
+def level_of_delay(wanted_ms: int) -> int:
+    """The level with exactly this time; 0: there is none."""
+    level = level_for(wanted_ms)
+    return level if delay_ms(level) == wanted_ms else 0
+
+
 def queue_id_of(level: int) -> int:
     """The schedule queue of a level."""
     return level - 1

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from cometmq.errors import DelayLevelInvalid, GroupNameInvalid
+from cometmq.errors import DelayLevelInvalid, GroupNameInvalid, InvalidRequest
 from cometmq.format import delayed, properties, timers
 from cometmq.format.delayed import REAL_TOPIC
 from cometmq.format.properties import RETRY_TOPIC
@@ -21,7 +21,13 @@ from cometmq.format.record import Record
 from cometmq.format.relay import with_properties
 from cometmq.messaging.group_policy import RetryPolicy
 from cometmq.messaging.groups import GroupSettings
-from cometmq.model import DLQ_PREFIX, PROPERTIES_BYTES_MAX, RETRY_PREFIX, TOPIC_NAME
+from cometmq.model import (
+    DLQ_PREFIX,
+    PROPERTIES_BYTES_MAX,
+    RETRY_PREFIX,
+    TOPIC_NAME,
+    check_delay,
+)
 
 FIRST_LEVEL = 3
 DEAD = -1  # the delay level that asks for the dead letters at once
@@ -59,20 +65,47 @@ def queue_id_of(settings: GroupSettings, source: Record) -> int:
     return source.queue_offset % queue_count_of(settings)
 
 
-def level_after(
+class Wait(NamedTuple):
+    """How long a message waits that was sent back. ``level`` 0: for no delay level, but for so many
+    ms from now.
+    """
+
+    level: int
+    delay_ms: int
+
+
+NO_WAIT = Wait(0, 0)  # of a dead letter
+
+
+def wait_after(
     reconsume_times: int,
     delay_level: int,
     retry_times_max: int,
     policy: RetryPolicy | None = None,
-) -> int | None:
-    """The delay level of a message that was sent back ``reconsume_times`` before; None: it is a
-    dead letter.
+    asked_ms: int = 0,
+) -> Wait | None:
+    """How long a message waits that was sent back ``reconsume_times`` before; None: it is a dead
+    letter.
 
     ``delay_level``: what the consumer asks for; 0 = as the number of tries says, :data:`DEAD`.
-    ``policy``: its steps become the levels that are not shorter. Raises DelayLevelInvalid.
+    ``asked_ms``: the same in ms. ``policy``: its steps; one that is the time of a level waits
+    there, with others in their order. Raises DelayLevelInvalid, DelayInvalid, InvalidRequest.
     """
     if delay_level == DEAD or reconsume_times >= retry_times_max:
         return None
+    if asked_ms:
+        check_delay(asked_ms)
+        if delay_level:
+            raise InvalidRequest("delay_level, delay_ms: only one of them")
+        return Wait(0, asked_ms)
+    if not delay_level and policy is not None:
+        delay_ms = policy.delay_ms(reconsume_times)
+        return Wait(delayed.level_of_delay(delay_ms), delay_ms)
+    level = _level_after(reconsume_times, delay_level)
+    return Wait(level, delayed.delay_ms(level))
+
+
+def _level_after(reconsume_times: int, delay_level: int) -> int:
     if delay_level:
         if not 1 <= delay_level <= delayed.level_count():
             raise DelayLevelInvalid(
@@ -80,8 +113,6 @@ def level_after(
                 f"tries say) or {DEAD} (a dead letter), not {delay_level}"
             )
         return delay_level
-    if policy is not None:
-        return delayed.level_for(policy.delay_ms(reconsume_times))
     return min(FIRST_LEVEL + reconsume_times, delayed.level_count())
 
 
@@ -97,6 +128,12 @@ def delay_after(reconsume_times: int, policy: RetryPolicy | None = None) -> int:
 def retry_properties(source: Record, level: int, topic: str, queue_id: int, origin: str) -> bytes:
     """Of a message that comes again in ``topic``, a retry topic. ``origin``: the source's id."""
     return delayed.prefix(level, topic, queue_id) + with_origin(source, origin)
+
+
+def timed_properties(source: Record, due_ms: int, topic: str, queue_id: int, origin: str) -> bytes:
+    """The same, of one that comes at a time of its own."""
+    prefix = timers.with_time(timers.prefix(topic, queue_id), due_ms)
+    return prefix + with_origin(source, origin)
 
 
 def dead_properties(source: Record, origin: str) -> bytes:

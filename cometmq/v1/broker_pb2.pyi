@@ -1971,12 +1971,15 @@ class SendBackItem(_message.Message):
     QUEUE_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     DELAY_LEVEL_FIELD_NUMBER: _builtins.int
+    DELAY_MS_FIELD_NUMBER: _builtins.int
     RETRY_TIMES_MAX_FIELD_NUMBER: _builtins.int
     delay_level: _builtins.int
     """When it comes again: RocketMQ's delay level, 1 (1 s) to 18 (2 h), or of the broker's list. 0 = by the number of its tries and the
     group's retry policy, from 10 s to 2 h unless that says otherwise;
     -1 = never, it is a dead letter at once.
     """
+    delay_ms: _builtins.int
+    """After how many ms it comes again, at most 40 days, instead of a delay level; 0 = as delay_level says."""
     retry_times_max: _builtins.int
     """So many tries, instead of the group's setting. What members of the group have said in JoinGroup comes first."""
     @_builtins.property
@@ -1993,11 +1996,12 @@ class SendBackItem(_message.Message):
         queue: _common_pb2.QueueRef | None = ...,
         position: _common_pb2.Position | None = ...,
         delay_level: _builtins.int = ...,
+        delay_ms: _builtins.int = ...,
         retry_times_max: _builtins.int | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_retry_times_max", b"_retry_times_max", "position", b"position", "queue", b"queue", "retry_times_max", b"retry_times_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retry_times_max", b"_retry_times_max", "delay_level", b"delay_level", "position", b"position", "queue", b"queue", "retry_times_max", b"retry_times_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retry_times_max", b"_retry_times_max", "delay_level", b"delay_level", "delay_ms", b"delay_ms", "position", b"position", "queue", b"queue", "retry_times_max", b"retry_times_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__retry_times_max: _TypeAlias = _typing.Literal["retry_times_max"]  # noqa: Y015
     _WhichOneofArgType__retry_times_max: _TypeAlias = _typing.Literal["_retry_times_max", b"_retry_times_max"]  # noqa: Y015
@@ -2254,8 +2258,11 @@ class SendBackResult(_message.Message):
 
     ERROR_FIELD_NUMBER: _builtins.int
     DELAY_LEVEL_FIELD_NUMBER: _builtins.int
+    DELAY_MS_FIELD_NUMBER: _builtins.int
     delay_level: _builtins.int
-    """The delay level after which it comes again; 0 = it is a dead letter."""
+    """The delay level after which it comes again; 0 = it waits for no level, or is a dead letter."""
+    delay_ms: _builtins.int
+    """After how many ms it comes again; 0 = it is a dead letter."""
     @_builtins.property
     def error(self) -> _common_pb2.Error:
         """Why it was refused; absent = taken."""
@@ -2265,10 +2272,11 @@ class SendBackResult(_message.Message):
         *,
         error: _common_pb2.Error | None = ...,
         delay_level: _builtins.int = ...,
+        delay_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_level", b"delay_level", "error", b"error"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_level", b"delay_level", "delay_ms", b"delay_ms", "error", b"error"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3569,9 +3577,7 @@ Global___Quota: _TypeAlias = Quota  # noqa: Y015
 
 @_typing.final
 class RetryPolicy(_message.Message):
-    """How long a message waits that was sent back. A step takes the delay level with the shortest time that is not below it; one
-    that is above all takes the longest.
-    """
+    """How long a message waits that was sent back, to the millisecond. A step that is the time of a delay level waits there."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

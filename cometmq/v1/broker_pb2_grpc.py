@@ -241,7 +241,7 @@ class BrokerServiceServicer:
         yet is made when one of the messages is. Errors:
         GROUP_NAME_INVALID, GROUP_NOT_FOUND, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item: TOPIC_NOT_FOUND,
         QUEUE_NOT_FOUND, NO_PERMISSION (a message of another group), OFFSET_INVALID, POSITION_FENCED, MESSAGE_NOT_FOUND (it is
-        gone), DELAY_LEVEL_INVALID, STORE_DAMAGED. Deadline 3 s.
+        gone), DELAY_LEVEL_INVALID, DELAY_INVALID, INVALID_REQUEST, STORE_DAMAGED. Deadline 3 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

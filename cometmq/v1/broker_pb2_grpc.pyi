@@ -94,7 +94,7 @@ class BrokerServiceStub:
     yet is made when one of the messages is. Errors:
     GROUP_NAME_INVALID, GROUP_NOT_FOUND, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item: TOPIC_NOT_FOUND,
     QUEUE_NOT_FOUND, NO_PERMISSION (a message of another group), OFFSET_INVALID, POSITION_FENCED, MESSAGE_NOT_FOUND (it is
-    gone), DELAY_LEVEL_INVALID, STORE_DAMAGED. Deadline 3 s.
+    gone), DELAY_LEVEL_INVALID, DELAY_INVALID, INVALID_REQUEST, STORE_DAMAGED. Deadline 3 s.
     """
     Recall: _grpc.UnaryUnaryMultiCallable[_broker_pb2.RecallRequest, _broker_pb2.RecallResponse]
     """Takes delayed messages back that wait for a time of their own, by the handles that their sends were answered with. Each item is decided on
@@ -242,7 +242,7 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     yet is made when one of the messages is. Errors:
     GROUP_NAME_INVALID, GROUP_NOT_FOUND, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item: TOPIC_NOT_FOUND,
     QUEUE_NOT_FOUND, NO_PERMISSION (a message of another group), OFFSET_INVALID, POSITION_FENCED, MESSAGE_NOT_FOUND (it is
-    gone), DELAY_LEVEL_INVALID, STORE_DAMAGED. Deadline 3 s.
+    gone), DELAY_LEVEL_INVALID, DELAY_INVALID, INVALID_REQUEST, STORE_DAMAGED. Deadline 3 s.
     """
     Recall: _aio.UnaryUnaryMultiCallable[_broker_pb2.RecallRequest, _broker_pb2.RecallResponse]  # type: ignore[assignment]
     """Takes delayed messages back that wait for a time of their own, by the handles that their sends were answered with. Each item is decided on
@@ -435,7 +435,7 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         yet is made when one of the messages is. Errors:
         GROUP_NAME_INVALID, GROUP_NOT_FOUND, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item: TOPIC_NOT_FOUND,
         QUEUE_NOT_FOUND, NO_PERMISSION (a message of another group), OFFSET_INVALID, POSITION_FENCED, MESSAGE_NOT_FOUND (it is
-        gone), DELAY_LEVEL_INVALID, STORE_DAMAGED. Deadline 3 s.
+        gone), DELAY_LEVEL_INVALID, DELAY_INVALID, INVALID_REQUEST, STORE_DAMAGED. Deadline 3 s.
         """
 
     @_abc_1.abstractmethod

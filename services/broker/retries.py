@@ -1,16 +1,18 @@
-"""Takes messages back from consumer groups: into the schedule topic, or among the dead letters."""
+"""Takes messages back from consumer groups: to come again later, or among the dead letters."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cometmq.clock import Clock
 from cometmq.errors import CometError, NoPermission
 from cometmq.format import delayed
 from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.format.ids import offset_id
 from cometmq.format.record import Record
 from cometmq.format.relay import Relayed, relay
+from cometmq.format.timers import TIMER_QUEUE, TIMER_TOPIC
 from cometmq.member.metrics import MemberMetrics
 from cometmq.member.read.records import read_each, slices, span_of
 from cometmq.member.relay import RelayWriter
@@ -18,7 +20,7 @@ from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging import retry
 from cometmq.messaging.groups import GroupSettings, MemberTable
-from cometmq.messaging.retry import Attempt
+from cometmq.messaging.retry import NO_WAIT, Attempt, Wait
 from cometmq.model import DLQ_PREFIX, PROPERTIES_BYTES_MAX, RETRY_PREFIX, Position
 from cometmq.replication.watermarks import DurabilityClass
 from cometmq.store.log.commitlog import Span
@@ -31,7 +33,8 @@ SLICE_BYTES_MAX = 1024 * 1024  # unless one message is larger; the memory of a c
 @dataclass(frozen=True, slots=True)
 class SendBackItem:
     """One message that a group could not consume. ``retry_times_max`` None: the group's; members
-    that say one come first. ``tries``: failures that its record does not tell.
+    that say one come first. ``tries``: failures that its record does not tell. ``delay_ms``: how
+    long it waits, instead of ``delay_level``.
     """
 
     topic: str
@@ -40,16 +43,20 @@ class SendBackItem:
     delay_level: int
     retry_times_max: int | None = None
     tries: int = 0
+    delay_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SentBack:
-    """What became of it: ``delay_level`` 0 = it is a dead letter."""
+    """What became of it. ``delay_ms`` 0: it is a dead letter; ``delay_level`` 0: it waits for no
+    level.
+    """
 
     delay_level: int
+    delay_ms: int
 
 
-_Made = tuple[Relayed, int]  # a record, and its delay level; 0: a dead letter
+_Made = tuple[Relayed, Wait]  # a record, and how long it waits; not at all: a dead letter
 
 
 class RetryService:
@@ -62,8 +69,10 @@ class RetryService:
         relays: RelayWriter,
         metrics: MemberMetrics,
         members: MemberTable,
+        clock: Clock,
     ) -> None:
         self._members = members
+        self._clock = clock
         self._storage = storage
         self._keeper = keeper
         self._relays = relays
@@ -116,16 +125,16 @@ class RetryService:
             if isinstance(one, CometError):
                 answers.append(one)
                 continue
-            made, level = one
+            made, wait = one
             attempt = Attempt(settings.name, made.source.log_offset, made.reconsume_times)
             known = attempts.end_of(attempt)
             if known is None:
                 fresh[attempt] = made
-                count = self._metrics.sent_back if level else self._metrics.sent_to_dlq
+                count = self._metrics.sent_back if wait.delay_ms else self._metrics.sent_to_dlq
                 count(made.source.topic, settings.name)
             else:
                 end = max(end, known or self._opened_end)
-            answers.append(SentBack(level))
+            answers.append(SentBack(*wait))
         if fresh:
             end = self._relays.append(list(fresh.values())).appended.end_offset
             for attempt in fresh:
@@ -139,18 +148,23 @@ class RetryService:
         at the end, though the dead letters may be purged meanwhile. Raises GroupNotFound: the group
         is deleted meanwhile.
         """
-        levels = {one[1] for one in planned if not isinstance(one, CometError)}
+        waits = {one[1] for one in planned if not isinstance(one, CometError)}
+        delayed_ones = {bool(wait.level) for wait in waits if wait.delay_ms}
         name = settings.name
         retry_topic, dlq_topic = retry.retry_topic(name), retry.dlq_topic(name)
-        wanted = [SCHEDULE_TOPIC, retry_topic] if levels - {0} else []
-        wanted += [dlq_topic] if 0 in levels else []
+        wanted = [SCHEDULE_TOPIC if by_level else TIMER_TOPIC for by_level in delayed_ones]
+        wanted += [retry_topic] if delayed_ones else []
+        wanted += [dlq_topic] if NO_WAIT in waits else []
         create = self._keeper.create_system_topic
         while not all(map(self._keeper.has_topic, wanted)):
             self._keeper.group(name)
-            if levels - {0}:
+            if True in delayed_ones:
                 await create(SCHEDULE_TOPIC, delayed.level_count())
+            if False in delayed_ones:
+                await create(TIMER_TOPIC, 1)
+            if delayed_ones:
                 await create(retry_topic, retry.queue_count_of(settings))
-            if 0 in levels:
+            if NO_WAIT in waits:
                 await create(dlq_topic, 1, reserve_time_ms=settings.policy.dlq_reserve_ms)
         self._keeper.group(name)
 
@@ -199,26 +213,41 @@ class RetryService:
         times = original.reconsume_times + item.tries
         asked = (told, item.retry_times_max, settings.retry_times_max)
         times_max = next(number for number in asked if number is not None)
-        level = retry.level_after(times, item.delay_level, times_max, settings.policy.retry)
+        policy = settings.policy.retry
+        wait = retry.wait_after(times, item.delay_level, times_max, policy, item.delay_ms)
         origin = offset_id(original.store_host, original.log_offset)
         host = self._relays.host
-        if level is not None:
-            topic = retry.retry_topic(settings.name)
-            queue_id = retry.queue_id_of(settings, original)
-            properties = retry.retry_properties(original, level, topic, queue_id, origin)
-            if len(properties) <= PROPERTIES_BYTES_MAX:
-                made = relay(
-                    original,
-                    SCHEDULE_TOPIC,
-                    delayed.queue_id_of(level),
-                    host,
-                    properties=properties,
-                    reconsume_times=times + 1,
-                    delay_ms=delayed.delay_ms(level),
-                )
-                return made, level
+        if wait is not None:
+            made = self._delayed(settings, original, times + 1, wait, origin)
+            if made is not None:
+                return made, wait
         # Also one that has no room for what a retry adds: else it comes to its listener for ever.
         topic = retry.dlq_topic(settings.name)
         properties = retry.dead_properties(original, origin)
         made = relay(original, topic, 0, host, properties=properties, reconsume_times=times + 1)
-        return made, 0
+        return made, NO_WAIT
+
+    def _delayed(
+        self, settings: GroupSettings, original: Record, times: int, wait: Wait, origin: str
+    ) -> Relayed | None:
+        """The record that waits for its next try; None: its properties have no room."""
+        target = retry.retry_topic(settings.name), retry.queue_id_of(settings, original)
+        level, due_ms = wait.level, 0
+        if level:
+            queue, delay_ms = (SCHEDULE_TOPIC, delayed.queue_id_of(level)), wait.delay_ms
+            properties = retry.retry_properties(original, level, *target, origin)
+        else:
+            queue, delay_ms = TIMER_QUEUE, 0
+            due_ms = self._clock.wall_ms() + wait.delay_ms
+            properties = retry.timed_properties(original, due_ms, *target, origin)
+        if len(properties) > PROPERTIES_BYTES_MAX:
+            return None
+        return relay(
+            original,
+            *queue,
+            self._relays.host,
+            properties=properties,
+            reconsume_times=times,
+            delay_ms=delay_ms,
+            due_ms=due_ms,
+        )

@@ -93,7 +93,7 @@ def _claim(segment: broker_pb2.Segment) -> Claim:
 def _send_back_result(answer: SentBack | CometError) -> broker_pb2.SendBackResult:
     if isinstance(answer, CometError):
         return broker_pb2.SendBackResult(error=to_proto(answer))
-    return broker_pb2.SendBackResult(delay_level=answer.delay_level)
+    return broker_pb2.SendBackResult(delay_level=answer.delay_level, delay_ms=answer.delay_ms)
 
 
 def _recall_result(answer: bool | CometError) -> broker_pb2.RecallResult:
@@ -540,6 +540,7 @@ class BrokerServicer(PopServicer):
                 convert.position(item.position),
                 item.delay_level,
                 item.retry_times_max if item.HasField("retry_times_max") else None,
+                delay_ms=item.delay_ms,
             )
             for item in request.items
         ]

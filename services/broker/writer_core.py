@@ -93,7 +93,9 @@ class WriterCore:
         self.queue_locks = QueueLocks(self.keeper, self.storage, clock)
         write_snapshot = self.keeper.write_snapshot
         self.core = MemberCore(context, self.storage, opened.state, write_snapshot=write_snapshot)
-        self.retries = RetryService(self.storage, self.keeper, relays, metrics, self.core.members)
+        self.retries = RetryService(
+            self.storage, self.keeper, relays, metrics, self.core.members, clock
+        )
         self.transactions = TransactionService(
             self.storage,
             self.keeper,

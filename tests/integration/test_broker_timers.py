@@ -24,6 +24,7 @@ from cometmq.errors import (
 )
 from cometmq.format import timers
 from cometmq.format.timers import TIMER_TOPIC
+from cometmq.rpc.interceptors import from_proto
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
 from tests.support.cluster.broker import (
@@ -245,3 +246,47 @@ def test_a_message_is_told_of_a_time_that_is_none(
         setattr(changed, name, value)
     with pytest.raises(error):
         changed.check()
+
+
+async def test_what_is_sent_back_comes_after_its_own_delay(tmp_path: Path) -> None:
+    """By a delay of the consumer's, and by an exponential policy whose steps are no level."""
+    kind = pb.RETRY_POLICY_KIND_EXPONENTIAL
+    exponential = pb.RetryPolicy(kind=kind, initial_ms=300, multiplier=3, max_ms=900)
+    async with running_broker(tmp_path) as broker:
+        await broker.put_topic("T", 1)
+        settings = pb.GroupSettings(group="G", retry_policy=exponential)
+        await broker.admin.PutGroup(pb.PutGroupRequest(settings=settings))
+        await broker.send("T", 0, b"asked", b"policy", b"wrong")
+        await has(broker, 3)
+
+        def item(offset: int, **fields: int) -> pb.SendBackItem:
+            queue = common.QueueRef(topic="T", queue_id=0)
+            return pb.SendBackItem(queue=queue, position=common.Position(offset=offset), **fields)
+
+        wrong = [item(2, delay_ms=-1), item(2, delay_ms=5, delay_level=1)]
+        items = [item(0, delay_ms=250), item(1), *wrong]
+        answer = await broker.stub.SendBack(pb.SendBackRequest(group="G", items=items))
+        waits = [(one.delay_level, one.delay_ms) for one in answer.results]
+        assert waits == [(0, 250), (0, 300), (0, 0), (0, 0)]
+        errors = [type(from_proto(one.error)) for one in answer.results[2:]]
+        assert errors == [DelayInvalid, InvalidRequest]
+        again = await broker.stub.SendBack(pb.SendBackRequest(group="G", items=items[:1]))
+        assert again.results[0].delay_ms == 250  # it is stored once
+
+        async def are_there() -> bool:
+            return await end_of(broker, "%RETRY%G") >= 2
+
+        await until_async(are_there)
+        found = await broker.read_queue("%RETRY%G", 0)
+        assert [one.body for one in found] == [b"asked", b"policy"]
+        for one in found:
+            assert one.store_time_ms >= int(one.properties["TIMER_OUT_MS"])
+            assert one.properties["RETRY_TOPIC"] == "T"
+            assert one.reconsume_times == 1
+        queue = common.QueueRef(topic="%RETRY%G", queue_id=0)
+        once_more = pb.SendBackItem(queue=queue, position=common.Position(offset=1), delay_level=1)
+        answer = await broker.stub.SendBack(pb.SendBackRequest(group="G", items=[once_more]))
+        assert answer.results[0].delay_ms == 1_000
+        broker.crash()
+    async with running_broker(tmp_path) as broker:
+        assert await end_of(broker, "%RETRY%G") == 2

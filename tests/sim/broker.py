@@ -76,7 +76,7 @@ class Broker:
         self._produce = ProduceHandler(store, keeper, policy, HOST, metrics, clock)
         relays = RelayWriter(store, state.topics, HOST, metrics)
         self._locks = QueueLocks(keeper, store, clock)
-        self._retries = RetryService(store, keeper, relays, metrics, MemberTable())
+        self._retries = RetryService(store, keeper, relays, metrics, MemberTable(), clock)
         self._schedule = ScheduleService(store, keeper, relays, metrics, clock)
         # By group and client: when it was heard last, and what it reads.
         self._members: dict[tuple[str, str], tuple[float, Sequence[QueueRef]]] = {}

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from cometmq.errors import ConfigInvalid, InvalidRequest
+from cometmq.errors import CometError, ConfigInvalid, DelayInvalid, InvalidRequest
 from cometmq.format import delayed
 from cometmq.messaging import group_policy, retry
 from cometmq.messaging.group_policy import DEFAULT, CustomizedRetry, ExponentialRetry, GroupPolicy
 from cometmq.messaging.quotas import Quota
+from cometmq.messaging.retry import Wait
 
 LONGEST_MS = 7_200_000
 
@@ -41,16 +42,32 @@ def test_exponential_steps_double_to_two_hours() -> None:
     assert policy.delay_ms(1_000_000) == 7_200_000
 
 
-def test_a_step_takes_the_nearest_level_that_is_not_shorter() -> None:
-    policy = CustomizedRetry.of_steps((999, 1_000, 1_001, 31_000, 99_999_999))
-    levels = [retry.level_after(times, 0, 16, policy) for times in range(5)]
-    assert levels == [1, 1, 2, 5, 18]
-    assert retry.level_after(16, 0, 16, policy) is None
-    assert retry.level_after(0, 4, 16, policy) == 4  # what the consumer asks for comes first
-    exponential = [retry.level_after(times, 0, 16, ExponentialRetry()) for times in range(5)]
-    assert exponential == [2, 3, 4, 5, 6]  # 5 s, 10 s, 30 s, 1 min, 2 min
+def test_a_step_waits_exactly_so_long_on_its_level_if_there_is_one() -> None:
+    steps_ms = (999, 1_000, 1_001, 30_000, 99_999_999)
+    policy = CustomizedRetry.of_steps(steps_ms)
+    waits = [retry.wait_after(times, 0, 16, policy) for times in range(5)]
+    assert waits == [Wait(level, ms) for level, ms in zip((0, 1, 0, 4, 0), steps_ms, strict=True)]
+    assert retry.wait_after(16, 0, 16, policy) is None
+    # What the consumer asks for comes first.
+    assert retry.wait_after(0, 4, 16, policy) == Wait(4, 30_000)
+    assert retry.wait_after(0, 0, 16, policy, 7) == Wait(0, 7)
+    exponential = [retry.wait_after(times, 0, 16, ExponentialRetry()) for times in range(4)]
+    assert exponential == [Wait(2, 5_000), Wait(3, 10_000), Wait(0, 20_000), Wait(0, 40_000)]
     delayed.use_levels((60, 5, 20))  # need not rise
-    assert [retry.level_after(times, 0, 16, policy) for times in (0, 3, 4)] == [2, 1, 1]
+    assert retry.wait_after(2, 0, 16, ExponentialRetry()) == Wait(3, 20_000)
+
+
+@pytest.mark.parametrize(
+    ("level", "asked_ms", "error"),
+    [
+        (3, 5, InvalidRequest),
+        (0, -1, DelayInvalid),
+        (0, 40 * 86_400_000 + 1, DelayInvalid),
+    ],
+)
+def test_a_wrong_wait_is_refused(level: int, asked_ms: int, error: type[CometError]) -> None:
+    with pytest.raises(error):
+        retry.wait_after(0, level, 16, None, asked_ms)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +108,9 @@ def test_a_list_of_levels() -> None:
     assert delayed.parse_levels("1s  2m 3h 40d") == (1, 120, 10_800, 40 * 86_400)
     delayed.use_levels(delayed.parse_levels("1s " * 64))
     assert delayed.level_count() == 64
-    assert retry.level_after(80, 0, 100) == 64
+    wait = retry.wait_after(80, 0, 100)
+    assert wait is not None
+    assert wait.level == 64
 
 
 @pytest.mark.parametrize(

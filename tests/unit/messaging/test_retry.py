@@ -16,7 +16,8 @@ def found(topic: str = "orders", raw: bytes = b"", **fields: Any) -> record.Reco
 
 
 def test_tries_take_ten_seconds_to_two_hours_and_then_two_hours_each() -> None:
-    levels = [retry.level_after(times, 0, 20) for times in range(21)]
+    waits = [retry.wait_after(times, 0, 20) for times in range(21)]
+    levels = [None if wait is None else wait.level for wait in waits]
     assert levels == [*range(3, 19), 18, 18, 18, 18, None]
     assert [delayed.delay_ms(level) for level in (3, 18)] == [10_000, 7_200_000]
 
@@ -26,13 +27,14 @@ def test_tries_take_ten_seconds_to_two_hours_and_then_two_hours_each() -> None:
     [(0, 5, 16, 5), (15, 1, 16, 1), (16, 1, 16, None), (0, -1, 16, None), (0, 0, 0, None)],
 )
 def test_what_a_consumer_asks_for(times: int, asked: int, most: int, level: int | None) -> None:
-    assert retry.level_after(times, asked, most) == level
+    wait = retry.wait_after(times, asked, most)
+    assert (None if wait is None else wait.level) == level
 
 
 @pytest.mark.parametrize("asked", [-2, 19, 1 << 31])
 def test_a_level_that_is_none_is_refused(asked: int) -> None:
     with pytest.raises(DelayLevelInvalid):
-        retry.level_after(0, asked, 16)
+        retry.wait_after(0, asked, 16)
 
 
 def test_a_name_too_long_for_its_topics_is_refused() -> None:
