@@ -8,18 +8,12 @@ field.
 from __future__ import annotations
 
 from cometmq.native import crc32
+from cometmq.rpc.wire import field, tag, varint
 from cometmq.v1 import member_pb2
 from services.broker.replicas import Frame
 
-
-def _tag(field_number: int) -> bytes:
-    """Before a field that tells its length: https://protobuf.dev/programming-guides/encoding/."""
-    assert field_number < 16, field_number  # else it is longer than a byte
-    return bytes([field_number << 3 | 2])
-
-
-_CHUNK = _tag(member_pb2.ReplicateResponse.CHUNK_FIELD_NUMBER)
-_DATA = _tag(member_pb2.LogChunk.DATA_FIELD_NUMBER)
+_CHUNK = tag(member_pb2.ReplicateResponse.CHUNK_FIELD_NUMBER)
+_DATA = tag(member_pb2.LogChunk.DATA_FIELD_NUMBER)
 
 
 def pack(frame: Frame, epoch: int, sent_ms: int) -> bytes:
@@ -38,14 +32,4 @@ def pack(frame: Frame, epoch: int, sent_ms: int) -> bytes:
         sent_boot_ms=frame.sent_boot_ms,
         sent_ms=sent_ms,
     ).SerializeToString()
-    head += _DATA + _varint(len(data))
-    return b"".join((_CHUNK, _varint(len(head) + len(data)), head, data))
-
-
-def _varint(number: int) -> bytes:
-    digits = bytearray()
-    while number > 0x7F:
-        digits.append(number & 0x7F | 0x80)
-        number >>= 7
-    digits.append(number)
-    return bytes(digits)
+    return field(_CHUNK, head, _DATA, varint(len(data)), data)

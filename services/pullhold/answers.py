@@ -9,12 +9,17 @@ from typing import NamedTuple, Protocol
 from cometmq.clock import Clock
 from cometmq.errors import CometError
 from cometmq.model import BUSY_COUNT
+from cometmq.rpc.wire import field, tag
 from cometmq.v1 import broker_pb2, common_pb2, hold_pb2
 from services.pullhold.holds import Holds
 from services.pullhold.metrics import ERROR, FOUND, NOT_FOUND, HoldMetrics
 from services.pullhold.model import Hold, HoldLimits, HoldState, Session
 
 ANSWERS_MAX = 1_024  # unsent in a call; above it no more requests of the call are read
+
+
+_RESPONSE = tag(hold_pb2.HoldStreamResponse.RESPONSE_FIELD_NUMBER)
+_PULL = tag(hold_pb2.HoldResponse.PULL_FIELD_NUMBER)
 
 
 class Reply:
@@ -24,8 +29,8 @@ class Reply:
 
     def __init__(self, response: broker_pb2.PullResponse) -> None:
         self.response = response
-        answer = hold_pb2.HoldStreamResponse(response=hold_pb2.HoldResponse(pull=response))
-        self.wire = answer.SerializeToString()  # a HoldStreamResponse that lacks its hold_id
+        # A HoldStreamResponse that lacks its hold_id.
+        self.wire = field(_RESPONSE, field(_PULL, response.SerializeToString()))
 
     @property
     def size_bytes(self) -> int:
@@ -123,7 +128,7 @@ class Answers:
 
     def full(self, hold: Hold) -> bool:
         """Whether an answer of the usual size does not fit before the client reads others."""
-        session, usual_bytes = hold.session, self._holds.queues[hold.key].answer_bytes or 1
+        session, usual_bytes = hold.session, hold.queue.answer_bytes or 1
         return (
             session.inbox.unsent_bytes >= self._limits.unsent_bytes_per_stream_max
             or self.unsent_bytes >= self._limits.unsent_bytes_max
@@ -137,7 +142,7 @@ class Answers:
         if hold.state is HoldState.DONE:
             return
         session, now_s = hold.session, self._clock.monotonic_s()
-        self._holds.queues[hold.key].answer_bytes = reply.size_bytes
+        hold.queue.answer_bytes = reply.size_bytes
         if not session.inbox.client_room.has(reply.size_bytes):
             self.nothing(hold)
         elif hold.answers_left > 1 and reply.is_all and not session.inbox.finishing:

@@ -85,7 +85,7 @@ class WatchChanges:
 
     def want_inline(self, hold: Hold) -> None:
         """Asks for arrivals with messages in a waiting hold's queue, if they can answer it."""
-        if hold.limits is not None and self._holds.queues[hold.key].want_inline():
+        if hold.limits is not None and hold.queue.want_inline():
             self._inline[hold.key] = None
             self._changed.set()
 

@@ -29,7 +29,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from cometmq.errors import InvalidRequest, LimitExceeded
-from cometmq.messaging.inline_messages import WANTED_ARRIVALS
 from cometmq.rpc.shares import Shares, address_of
 from services.pullhold.model import (
     ClusterQueue,
@@ -38,6 +37,7 @@ from services.pullhold.model import (
     HoldLimits,
     HoldSpec,
     HoldState,
+    Queue,
     Session,
 )
 
@@ -86,7 +86,7 @@ class Holds:
             raise InvalidRequest(f"hold_id: {hold_id} is held already")
         self.clients.check_room(session)
         queue = self.queues.ensure(spec.key, now_s)
-        hold = Hold(session, hold_id, spec, now_s)
+        hold = Hold(session, hold_id, spec, queue, now_s)
         self.clients.add(hold)
         queue.holds[hold] = None
         self._deadlines.push(hold.deadline_s, hold, len(self))
@@ -110,7 +110,7 @@ class Holds:
         # Its place in the heap stays: `due` moves it when its earlier time comes.
         hold.parked_s, hold.deadline_s = now_s, now_s + hold.hold_s
         hold.state = HoldState.WAITING
-        self._begin(hold, self.queues[hold.key])
+        self._begin(hold, hold.queue)
 
     def end(self, hold: Hold, now_s: float) -> bool:
         """Ends a hold, which is answered or cancelled. False: it had ended already."""
@@ -118,7 +118,7 @@ class Holds:
             return False
         hold.state = HoldState.DONE
         self.clients.remove(hold)
-        queue = self.queues[hold.key]
+        queue = hold.queue
         del queue.holds[hold]
         if not queue.holds:
             queue.idle_since_s = now_s
@@ -176,7 +176,7 @@ class Holds:
         hold.empty_pulls = hold.empty_pulls + 1 if next_offset == hold.offset else 0
         hold.generation = generation
         self._pass(hold, next_offset, now_s)
-        queue = self.queues[hold.key]
+        queue = hold.queue
         if queue.known is None:
             self._give_grace(hold, queue)
         elif generation <= queue.known[0] and hold.may_find(queue.known):
@@ -214,7 +214,7 @@ class Holds:
     def due(self, now_s: float) -> Iterator[tuple[Hold, Due]]:
         """The holds that are due, ended. A PULLING hold has its deadline too."""
         for hold in self._graces.pop_due(now_s):
-            queue = self.queues[hold.key]
+            queue = hold.queue
             unreachable = queue.known is None and now_s >= queue.unknown_since_s + self._grace_s
             if unreachable and hold.state is HoldState.WAITING:
                 self.end(hold, now_s)
@@ -251,6 +251,7 @@ class Holds:
             for hold in queue.holds:
                 assert hold.state is not HoldState.DONE
                 assert hold.session.holds[hold.hold_id] is hold
+                assert hold.queue is queue
                 assert min(deadlines[hold]) <= hold.deadline_s
                 assert hold.answers_left >= 1
                 if hold.state is HoldState.WAITING and queue.known is None:
@@ -291,43 +292,6 @@ class _Arrival:
 
 
 # --- queues: what is known of each, and its holds -------------------------------------------------
-
-
-class Queue:
-    """``known`` is (generation, maximum); None: unknown since ``unknown_since_s``."""
-
-    __slots__ = ("_wanted", "answer_bytes", "holds", "idle_since_s", "known", "unknown_since_s")
-
-    def __init__(self, now_s: float) -> None:
-        self.known: tuple[int, int] | None = None
-        self.unknown_since_s = now_s
-        self.idle_since_s = now_s  # when it lost its last hold
-        self.holds: dict[Hold, None] = {}  # in order of parking
-        self.answer_bytes: int | None = None  # of the last pull's answer
-        self._wanted = 0  # estimate: next arrivals that the broker sends with their messages
-
-    def want_inline(self) -> bool:
-        """Whether to ask the broker now for the messages of the next arrivals: often enough that
-        they do not end while holds wait, and no oftener.
-        """
-        if self._wanted > WANTED_ARRIVALS // 2:
-            return False
-        self._wanted = WANTED_ARRIVALS
-        return True
-
-    def note_arrival(self) -> None:
-        """An arrival came, with its messages or without them."""
-        self._wanted = max(0, self._wanted - 1)
-
-    def forget_known(self, now_s: float) -> None:
-        """Its watch broke."""
-        self.known = None
-        self.unknown_since_s = now_s
-        self._wanted = 0
-
-    def validate(self) -> None:
-        assert 0 <= self._wanted <= WANTED_ARRIVALS
-        assert self.known is None or self.known >= (0, 0)
 
 
 class Queues:

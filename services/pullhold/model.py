@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from cometmq.filters import sql
+from cometmq.messaging.inline_messages import WANTED_ARRIVALS
 
 
 class ClusterQueue(NamedTuple):
@@ -87,6 +88,43 @@ class Session:
         self.holds: dict[int, Hold] = {}
 
 
+class Queue:
+    """``known`` is (generation, maximum); None: unknown since ``unknown_since_s``."""
+
+    __slots__ = ("_wanted", "answer_bytes", "holds", "idle_since_s", "known", "unknown_since_s")
+
+    def __init__(self, now_s: float) -> None:
+        self.known: tuple[int, int] | None = None
+        self.unknown_since_s = now_s
+        self.idle_since_s = now_s  # when it lost its last hold
+        self.holds: dict[Hold, None] = {}  # in order of parking
+        self.answer_bytes: int | None = None  # of the last pull's answer
+        self._wanted = 0  # estimate: next arrivals that the broker sends with their messages
+
+    def want_inline(self) -> bool:
+        """Whether to ask the broker now for the messages of the next arrivals: often enough that
+        they do not end while holds wait, and no oftener.
+        """
+        if self._wanted > WANTED_ARRIVALS // 2:
+            return False
+        self._wanted = WANTED_ARRIVALS
+        return True
+
+    def note_arrival(self) -> None:
+        """An arrival came, with its messages or without them."""
+        self._wanted = max(0, self._wanted - 1)
+
+    def forget_known(self, now_s: float) -> None:
+        """Its watch broke."""
+        self.known = None
+        self.unknown_since_s = now_s
+        self._wanted = 0
+
+    def validate(self) -> None:
+        assert 0 <= self._wanted <= WANTED_ARRIVALS
+        assert self.known is None or self.known >= (0, 0)
+
+
 class Hold:
     """One held pull."""
 
@@ -104,13 +142,17 @@ class Hold:
         "offset",
         "parked_s",
         "program",
+        "queue",
         "request",
         "session",
         "state",
     )
 
-    def __init__(self, session: Session, hold_id: int, spec: HoldSpec, now_s: float) -> None:
+    def __init__(
+        self, session: Session, hold_id: int, spec: HoldSpec, queue: Queue, now_s: float
+    ) -> None:
         self.session = session
+        self.queue = queue
         self.hold_id = hold_id
         self.key = spec.key
         self.generation = spec.generation

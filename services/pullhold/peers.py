@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from cometmq.errors import CometError, PeerUnavailable, PeerUnproven, Unauthenticated
 from cometmq.messaging.inline_messages import InlineMessages
@@ -66,8 +65,7 @@ def new_registrar(
     return Registrar(namesrv, register, unregister, until_unregistered, period_s, secret=secret)
 
 
-@dataclass(frozen=True, slots=True)
-class ArrivalUpdate:
+class ArrivalUpdate(NamedTuple):
     """A queue as the broker reports it; with ``error`` its watch is over. ``inline_messages``: all
     messages since the last report; None = pull them.
     """
@@ -204,18 +202,24 @@ class PullLane:
         await stop_all([self._reading])
 
 
-@contextmanager
-def _internal_errors() -> Iterator[None]:
+class _internal_errors:
     """Errors of an internal port. A wrong secret becomes PeerUnavailable: consumers see the error,
     and they have no secret to mend.
     """
-    try:
-        yield
-    except PeerUnproven:  # logged already
-        raise PeerUnavailable("the broker did not prove itself to this pullhold") from None
-    except Unauthenticated as error:
-        _log.warning("a broker refuses calls of this pull-hold", extra=fields(error=error))
-        raise PeerUnavailable("the broker refuses this pullhold: see its log") from None
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if isinstance(error, PeerUnproven):  # logged already
+            raise PeerUnavailable("the broker did not prove itself to this pullhold") from None
+        if isinstance(error, Unauthenticated):
+            _log.warning("a broker refuses calls of this pull-hold", extra=fields(error=error))
+            raise PeerUnavailable("the broker refuses this pullhold: see its log") from None
 
 
 class ArrivalStream:

@@ -114,7 +114,7 @@ class Pulls:
             elif self._answers.full(hold):  # its client pulls again later
                 self._answers.nothing(hold)
             else:
-                usual_bytes = self._holds.queues[hold.key].answer_bytes
+                usual_bytes = hold.queue.answer_bytes
                 size_bytes = BYTES_MAX if usual_bytes is None else usual_bytes
                 if self._running and self._coming_bytes + size_bytes > COMING_BYTES_MAX:
                     self._queued.appendleft(hold)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import grpc
@@ -14,11 +14,11 @@ from cometmq.member.metrics import MemberMetrics
 from cometmq.member.read.group_progress import GroupReads
 from cometmq.member.rpc import convert
 from cometmq.member.storage.arrivals import Arrival, Arrivals, Queues, Watch
-from cometmq.messaging.inline_messages import InlineMessages
 from cometmq.messaging.state import BrokerState
 from cometmq.model import QueueKey
 from cometmq.rpc.gate import Gate
 from cometmq.rpc.interceptors import to_proto
+from cometmq.rpc.wire import field, tag, varint
 from cometmq.v1 import common_pb2, member_pb2
 
 ARRIVALS_PER_MESSAGE_MAX = 4_096
@@ -98,13 +98,15 @@ class ArrivalsServicer:
             woken.clear()
             while watch.is_pending:
                 await context.room(INLINE_BYTES_PER_MESSAGE_MAX)
-                if arrivals := self._next(watch):
-                    await context.write(member_pb2.WatchArrivalsResponse(arrivals=arrivals))
+                if packed := self._next(watch):
+                    await context.write(packed)
             context.leave_room()
 
-    def _next(self, watch: Watch) -> list[member_pb2.Arrival]:
-        """As many as one message takes."""
-        arrivals: list[member_pb2.Arrival] = []
+    def _next(self, watch: Watch) -> bytes:
+        """A WatchArrivalsResponse, serialized, with as many as one message takes; empty: there is
+        none.
+        """
+        arrivals: list[bytes] = []
         size_bytes, begun_ns = 0, recorder.now_ns()
         while (
             len(arrivals) < ARRIVALS_PER_MESSAGE_MAX and size_bytes < INLINE_BYTES_PER_MESSAGE_MAX
@@ -112,13 +114,13 @@ class ArrivalsServicer:
             arrival = self._arrivals.next_arrival(watch, self._queues)
             if arrival is None:
                 break
-            arrivals.append(_arrival_proto(arrival))
+            arrivals.append(field(_ARRIVAL, *_packed(arrival)))
             recorder.note(Stage.ARRIVAL, begun_ns, queue_end(arrival.key[1], arrival.max_offset))
             if arrival.inline_messages is not None:
                 size_bytes += len(arrival.inline_messages.records)
         assert len(arrivals) <= ARRIVALS_PER_MESSAGE_MAX
         self._counts.sent_along(size_bytes)
-        return arrivals
+        return b"".join(arrivals)
 
 
 def _check_delivered(one: member_pb2.InlineDelivery) -> None:
@@ -133,24 +135,29 @@ def _key(queue: common_pb2.QueueRef) -> QueueKey:
     return queue.topic, queue.queue_id
 
 
-def _arrival_proto(arrival: Arrival) -> member_pb2.Arrival:
+def _packed(arrival: Arrival) -> Iterable[bytes]:
+    """An Arrival, serialized, in parts: its records are copied into the message alone."""
     proto = member_pb2.Arrival(queue=convert.queue_proto(*arrival.key))
     if arrival.error is not None:
         proto.error.CopyFrom(to_proto(arrival.error))
-        return proto
+        return [proto.SerializeToString()]
     proto.generation = arrival.generation
     proto.max_offset = arrival.max_offset
     proto.tag_codes.extend(sorted(arrival.codes))
-    if arrival.inline_messages is not None:
-        proto.messages.CopyFrom(_inline_messages_proto(arrival.inline_messages))
-    return proto
+    found = arrival.inline_messages
+    if found is None:
+        return [proto.SerializeToString()]
+    head = member_pb2.InlineMessages(
+        first_offset=found.first_offset,
+        min_offset=found.min_offset,
+        sizes=found.sizes,
+        tag_codes=found.codes,
+    ).SerializeToString()
+    size_bytes = varint(len(found.records))
+    messages = field(_MESSAGES, head, _RECORDS, size_bytes, found.records)
+    return [proto.SerializeToString(), messages]
 
 
-def _inline_messages_proto(inline_messages: InlineMessages) -> member_pb2.InlineMessages:
-    return member_pb2.InlineMessages(
-        first_offset=inline_messages.first_offset,
-        min_offset=inline_messages.min_offset,
-        records=inline_messages.records,
-        sizes=inline_messages.sizes,
-        tag_codes=inline_messages.codes,
-    )
+_ARRIVAL = tag(member_pb2.WatchArrivalsResponse.ARRIVALS_FIELD_NUMBER)
+_MESSAGES = tag(member_pb2.Arrival.MESSAGES_FIELD_NUMBER)
+_RECORDS = tag(member_pb2.InlineMessages.RECORDS_FIELD_NUMBER)

@@ -18,6 +18,7 @@ from services.pullhold.model import (
     HoldLimits,
     HoldSpec,
     HoldState,
+    Queue,
     Session,
 )
 
@@ -462,7 +463,7 @@ class HoldsMachine(RuleBasedStateMachine):
             hold = self.holds.park(self.session, self.numbers, a_want, self.now_s)
         except LimitExceeded:
             assert len(self.parked) == 30
-            return Hold(self.session, -1, a_want, self.now_s)
+            return Hold(self.session, -1, a_want, Queue(self.now_s), self.now_s)
         self.parked.add(hold)
         if hold.state is HoldState.PULLING:
             self.woken(hold)

@@ -9,7 +9,7 @@ import pytest
 from cometmq.messaging.inline_messages import InlineMessages
 from cometmq.v1 import broker_pb2, common_pb2, hold_pb2
 from services.pullhold.inline_delivery import Deliveries, InlineBatch
-from services.pullhold.model import ClusterQueue, Hold, HoldSpec, Session
+from services.pullhold.model import ClusterQueue, Hold, HoldSpec, Queue, Session
 
 RED, BLUE = 1, 2
 MESSAGES = InlineMessages(5, 2, b"r1b22r333", [2, 3, 4], [RED, BLUE, RED])
@@ -22,7 +22,7 @@ def hold(offset: int = 5, *, generation: int = 3, codes: tuple[int, ...] = (), *
     want = HoldSpec(
         ClusterQueue("g1", "t", 0), generation, offset, frozenset(codes), 15.0, **fields
     )
-    return Hold(Session("c", "c", None), 1, want, 0.0)
+    return Hold(Session("c", "c", None), 1, want, Queue(0.0), 0.0)
 
 
 def found(records: bytes, count: int, next_offset: int) -> broker_pb2.PullResponse:

@@ -45,8 +45,8 @@ class SlowStream:
     def leave_room(self) -> None:
         """There was enough."""
 
-    async def write(self, message: member_pb2.WatchArrivalsResponse) -> None:
-        self.written.append(message)
+    async def write(self, message: bytes) -> None:
+        self.written.append(member_pb2.WatchArrivalsResponse.FromString(message))
         await self.flowing.wait()
 
 
