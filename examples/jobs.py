@@ -1,6 +1,6 @@
 """Workers share a queue of jobs, and acknowledge each one; a slow job asks for more time.
 
-cometmq topic create Jobs
+cometmq topic create SharedJobs
 python -m examples.jobs
 """
 
@@ -8,7 +8,7 @@ import asyncio
 
 from cometmq.client import Message, Producer, ReceivedMessage, SimpleConsumer
 
-TOPIC, GROUP = "Jobs", "JobWorkers"
+TOPIC, GROUP = "SharedJobs", "JobWorkers"
 JOBS = 6
 
 done: set[bytes] = set()

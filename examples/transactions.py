@@ -1,6 +1,6 @@
 """An order and its message, both or neither: a database and a topic in one transaction.
 
-cometmq topic create Orders
+cometmq topic create ShopOrders
 python -m examples.transactions
 """
 
@@ -16,7 +16,7 @@ from cometmq.client import (
     TransactionState,
 )
 
-TOPIC, PRODUCERS, SHIPPING = "Orders", "Shop", "Shipping"
+TOPIC, PRODUCERS, SHIPPING = "ShopOrders", "Shop", "ShopShipping"
 
 database = sqlite3.connect(":memory:", check_same_thread=False)
 database.execute("CREATE TABLE orders (name TEXT PRIMARY KEY)")

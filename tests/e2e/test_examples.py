@@ -21,6 +21,7 @@ from tests.support.waiting import wait_until
 ROOT = Path(__file__).resolve().parents[2]
 NOT_RUN_HERE = {"__init__", "stub_python"}  # test_stubs.py
 RUN_S_MAX = 60
+CREATED = re.compile(r"cometmq topic create (\w+)")
 
 # What each prints; lines in any order.
 PRINTED = {
@@ -112,9 +113,7 @@ def ended(process: subprocess.Popen[str]) -> list[str]:
 def topics() -> set[str]:
     """Those that the programs tell their reader to create."""
     texts = [path.read_text() for path in (ROOT / "examples").glob("*.py")]
-    return {
-        name for text in texts for name in re.findall(r"cometmq topic create (\w+)", text, re.M)
-    }
+    return {name for text in texts for name in CREATED.findall(text)}
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +137,13 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Example]:
         for topic in sorted(topics()):
             example.cometmq("topic", "create", topic, "--queues", "4")
         yield example
+
+
+def test_no_two_examples_share_a_topic() -> None:
+    """One would see what the other sends."""
+    paths = [p for p in (ROOT / "examples").glob("*.py") if p.stem not in NOT_RUN_HERE]
+    named = [name for p in paths for name in set(CREATED.findall(p.read_text()))]
+    assert sorted(named) == sorted(set(named))
 
 
 def test_every_example_is_run_by_a_test() -> None:
