@@ -500,8 +500,8 @@ class GroupModeMismatch(ConflictError):
 
     code = 3041
     advice = (
-        "Use a consumer of the group's mode (cometmq group list shows it), or change the group's: "
-        "cometmq group update NAME --mode pull or --mode pop."
+        "Use a consumer of the group's mode (cometmq group info NAME --wide), or change the "
+        "group's: cometmq group update NAME --mode pull or --mode pop."
     )
 
 

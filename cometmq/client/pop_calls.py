@@ -251,6 +251,9 @@ class PopCalls:
     async def _park(
         self, broker_group: str, one: broker_pb2.ReceivePosition, timeout_s: float
     ) -> None:
+        """Returns when something has come, or when the time is over. While no pull-hold answers,
+        the broker is asked now and then.
+        """
         topic = self._calls.namespace.shown(one.queue.topic)
         pull = broker_pb2.PullRequest(
             group=self._calls.wire_group,
@@ -258,12 +261,19 @@ class PopCalls:
             position=one.position,
             filter=_filter(self._subscriptions.get(topic, Filter())),
         )
-        try:
-            answer = await self._long_poller.park_for_arrival(broker_group, pull, timeout_s)
-        except CometError:  # the broker will say it, if it is of the same mind
-            answer = None
-        if answer is None:
-            await asyncio.sleep(min(timeout_s, self._options.poll_backoff_max_ms / 1000))
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        while (left_s := deadline_s - loop.time()) > 0:
+            try:
+                answer = await self._long_poller.park_for_arrival(broker_group, pull, left_s)
+            except CometError:  # the broker will say it, if it is of the same mind
+                answer = None
+            if answer is None:
+                await asyncio.sleep(min(left_s, self._options.poll_backoff_max_ms / 1000))
+                return
+            if answer.status == broker_pb2.PULL_STATUS_FOUND:
+                return
+            pull.position.CopyFrom(answer.next_position)
 
 
 async def _set(event: asyncio.Event) -> None:

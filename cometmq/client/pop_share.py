@@ -24,6 +24,7 @@ from cometmq.rpc.retry import Backoff
 from cometmq.rpc.tasks import Tasks, stop_all, wait_at_most
 from cometmq.telemetry import fields, logger
 
+IDLE_S = 60.0  # a broker is asked so often that has nothing, whatever pull-holds say
 BLOCKED_S = 1.0  # so soon a broker is asked again that has messages which wait for others
 TELL_EVERY_S = 60.0  # that a group's broker refuses it
 
@@ -193,8 +194,7 @@ class PopShare:
             for run in answer.runs:
                 self._take(source, run)
             if not answer.runs and not answer.has_more:
-                hold_s = options.hold_ms / 1000
-                await self._pop.arrival({broker_group: answer}, hold_s, source.sooner)
+                await self._pop.arrival({broker_group: answer}, IDLE_S, source.sooner)
 
     def _refused(self, broker_group: str, error: CometError) -> None:
         """Told at once, and once a minute, if no retry mends it."""

@@ -361,6 +361,10 @@ class ReceiveService:
     ) -> PullAnswer | None:
         """What stands at the queue's next offset; None: nothing does."""
         start = queue.next_offset
+        low, readable, _ = self._storage.bounds(key)
+        if low <= start == readable:  # as nearly always, of members that wait
+            self._reader.flush_promptly()
+            return None
         query = PullQuery(*key, Position(0, start), wanted.codes, count, bytes_max, wanted.program)
         try:
             answer = await self._reader.pull(query, call.room)
