@@ -5,7 +5,7 @@
 //
 // Finds the topic's route, sends, reads, holds where nothing is left until a second task sends more, commits, reads
 // the commit back, reads in order under a lock, goes on where the group is reset to, sends one message back until it is
-// a dead letter, and shows what a refusal says. The topic has to exist (`cometmq topic create Hello`).
+// a dead letter, receives and acknowledges (POP), and shows what a refusal says. The topic has to exist (`cometmq topic create Hello`).
 // stub_python.py is the same in Python; docs/protocol.md tells what the messages of the contract share.
 
 import { setTimeout as sleep } from 'node:timers/promises'
@@ -280,6 +280,36 @@ async function failTwice(place, group, { queue, queue_offset }, { generation }) 
   console.log(`dead letter: ${messages[0].body}`)
 }
 
+// --- receive: each message for one member, for a time (POP) ------------------------------------------------------------
+
+/**
+ * Members of a group with mode POP share all queues. A message is its member's until it is acknowledged, or its time is
+ * over: then it comes again, to any member.
+ */
+async function receive(place, group) {
+  const request = {
+    group,
+    subscriptions: [{ topic: place.topic, filter: { sql: 'language IS NOT NULL' } }],
+    max_count: 2,
+    invisible_ms: 30_000,
+    attempt_id: 'attempt-1', // without an answer: the same call again, with the same id
+    form: 'MESSAGE_FORM_MESSAGES',
+  }
+  const [run] = (await call(place.broker, 'Receive', request)).runs
+  const [same] = (await call(place.broker, 'Receive', request)).runs
+  const bodies = run.messages.map(({ body }) => `'${body}'`).join(', ')
+  const once = same.handle === run.handle ? 'True' : 'False'
+  console.log(`received: [${bodies}], attempt ${run.attempt}, once more: ${once}`)
+
+  // The work takes longer than its time: from now on there is another handle.
+  const items = [{ messages: { handle: run.handle }, invisible_ms: 60_000 }]
+  const [changed] = (await call(place.broker, 'ChangeInvisibleTime', { group, items })).results
+  const handles = [{ handle: run.handle }, { handle: changed.handle }]
+  const [late] = (await call(place.broker, 'AckMessages', { group, items: handles })).results
+  const { position } = await committed(place, group, run.queue)
+  console.log(`received: the old handle gets ${late.error.name}, all is done before ${position.offset}`)
+}
+
 // --- the tour --------------------------------------------------------------------------------------------------------
 
 async function tour({ namesrv, topic, group }) {
@@ -312,6 +342,7 @@ async function tour({ namesrv, topic, group }) {
   await reset(place, group, queue, last.position.offset, reset_number)
 
   await failTwice(place, group, found.messages[0], position)
+  await receive(place, `${group}-pop`)
 
   try {
     await call(place.broker, 'Send', { messages: [{ topic: '../x' }] })

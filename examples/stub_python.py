@@ -4,7 +4,8 @@
 
 Finds the topic's route, sends, reads, holds where nothing is left until a second task sends more,
 commits, reads the commit back, reads in order under a lock, goes on where the group is reset to,
-sends one message back until it is a dead letter, and shows what a refusal says. The topic has to
+sends one message back until it is a dead letter, receives and acknowledges (POP), and shows what a
+refusal says. The topic has to
 exist (``cometmq topic create Hello``). ``stub_node.mjs`` is the same for Node.js; the contract is
 ``proto/cometmq/v1``, and docs/protocol.md tells what its messages share. In a project of your own
 generate the stubs with ``python -m grpc_tools.protoc`` from those files.
@@ -376,6 +377,43 @@ async def fail_twice(
     print(f"dead letter: {found[0].body.decode()}")
 
 
+# --- receive: each message for one member, for a time (POP) ---------------------------------------
+
+
+async def receive(place: Place, group: str) -> None:
+    """Members of a group with mode POP share all queues. A message is its member's until it is
+    acknowledged, or its time is over: then it comes again, to any member.
+    """
+    request = broker_pb2.ReceiveRequest(
+        group=group,
+        subscriptions=[
+            broker_pb2.Subscription(
+                topic=place.topic, filter=common_pb2.Filter(sql="language IS NOT NULL")
+            )
+        ],
+        max_count=2,
+        invisible_ms=30_000,
+        attempt_id="attempt-1",  # without an answer: the same call again, with the same id
+        form=broker_pb2.MESSAGE_FORM_MESSAGES,
+    )
+    [run] = (await place.broker.Receive(request, timeout=TIMEOUT_S)).runs
+    [same] = (await place.broker.Receive(request, timeout=TIMEOUT_S)).runs
+    bodies = [message.body.decode() for message in run.messages]
+    print(f"received: {bodies}, attempt {run.attempt}, once more: {same.handle == run.handle}")
+
+    # The work takes longer than its time: from now on there is another handle.
+    item = broker_pb2.ChangeInvisibleTimeItem(
+        messages=broker_pb2.AckItem(handle=run.handle), invisible_ms=60_000
+    )
+    longer = broker_pb2.ChangeInvisibleTimeRequest(group=group, items=[item])
+    [changed] = (await place.broker.ChangeInvisibleTime(longer, timeout=TIMEOUT_S)).results
+    items = [broker_pb2.AckItem(handle=handle) for handle in (run.handle, changed.handle)]
+    done = broker_pb2.AckMessagesRequest(group=group, items=items)
+    [late, _] = (await place.broker.AckMessages(done, timeout=TIMEOUT_S)).results
+    kept = (await committed(place, group, run.queue)).position
+    print(f"received: the old handle gets {late.error.name}, all is done before {kept.offset}")
+
+
 # --- the tour -------------------------------------------------------------------------------------
 
 
@@ -412,6 +450,7 @@ async def tour(namesrv: str, topic: str, group: str) -> None:
         await read_in_order(place, group, last, number)
         await reset(place, group, last.queue, last.position.offset, number)
         await fail_twice(place, group, messages[0], position.generation)
+        await receive(place, f"{group}-pop")
 
         try:
             message = broker_pb2.OutgoingMessage(topic="../x", body=b"")

@@ -242,6 +242,15 @@ def test_it_committed_behind_the_last_message(stub: Stub, cluster: Cluster) -> N
     assert said == [f"{kept.generation}, offset 6"]
 
 
+def test_it_received_and_acknowledged(stub: Stub, cluster: Cluster) -> None:
+    assert stub.first.found(r"received: (.*)") == [
+        "['one', 'two'], attempt 1, once more: True",
+        "the old handle gets HANDLE_INVALID, all is done before 4",
+    ]
+    kept = cluster.ask(lambda client: client.committed(f"{stub.group}-pop", stub.topic, 0))
+    assert kept is not None
+
+
 def test_it_read_in_order_under_a_lock(stub: Stub, cluster: Cluster) -> None:
     assert stub.first.found(r"locked: (.*)") == [
         "client-1 has the queue, client-2 gets QUEUE_LOCKED",
