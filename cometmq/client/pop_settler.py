@@ -11,6 +11,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
+from cometmq.client.messages import Later
 from cometmq.client.names import of
 from cometmq.client.offsets import BrokerCalls, send_back_item
 from cometmq.client.pop_calls import Lease, PopCalls, ack_items
@@ -39,7 +40,8 @@ class PopSettler:
         self._broker_group = broker_group
         self._done: Offsets = defaultdict(set)
         self._failed: Offsets = defaultdict(set)
-        self._sent_back: defaultdict[tuple[Lease, int], set[int]] = defaultdict(set)
+        # By lease, delay level, delay in ms.
+        self._sent_back: defaultdict[tuple[Lease, int, int], set[int]] = defaultdict(set)
         self._leases: dict[Lease, None] = {}  # with messages in work
         self._wake = asyncio.Event()
         self._is_closing = False
@@ -55,12 +57,12 @@ class PopSettler:
         self._done[lease].update(offsets)
         self._wake.set()
 
-    def failed(self, lease: Lease, offsets: Iterable[int], delay_level: int) -> None:
-        """The listener could not do these: they come again as the group's policy says, or
-        (``delay_level``) after a level, or are dead letters.
+    def failed(self, lease: Lease, offsets: Iterable[int], later: Later) -> None:
+        """The listener could not do these: they come again as the group's policy says, or after the
+        listener's delay, or are dead letters.
         """
-        if delay_level:
-            self._sent_back[lease, delay_level].update(offsets)
+        if later.delay_level or later.delay_ms:
+            self._sent_back[lease, later.delay_level, later.delay_ms].update(offsets)
         else:
             self._failed[lease].update(offsets)
         self._wake.set()
@@ -134,9 +136,11 @@ class PopSettler:
     async def _send_back(self) -> None:
         """To the retry topic after a level, or among the dead letters; then they are done here."""
         sent_back, self._sent_back = self._sent_back, defaultdict(set)
-        for (lease, level), offsets in sent_back.items():
+        for (lease, level, delay_ms), offsets in sent_back.items():
             places = sorted(offsets)
-            items = [send_back_item(lease.queue, Position(0, one), level) for one in places]
+            items = [
+                send_back_item(lease.queue, Position(0, one), level, delay_ms) for one in places
+            ]
             answers = await self._calls.send_back(self._broker_group, items)
             for offset, error in zip(places, answers, strict=True):
                 if error is None:

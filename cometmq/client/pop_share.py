@@ -53,8 +53,8 @@ class _Received:
             self.end(start, stop)
         self._source.ended.set()
 
-    def fail(self, start: int, stop: int, delay_level: int) -> None:
-        self._source.settler.failed(self.lease, self.run.offsets[start:stop], delay_level)
+    def fail(self, start: int, stop: int, later: Later) -> None:
+        self._source.settler.failed(self.lease, self.run.offsets[start:stop], later)
         self.end(start, stop)
 
     def end(self, start: int, stop: int) -> None:
@@ -223,8 +223,8 @@ class PopShare:
 
     def _not_done(self, work: Work, start: int, stop: int, later: Later) -> None:
         assert isinstance(work.queue, _Received)
-        work.queue.fail(start, stop, later.delay_level)
+        work.queue.fail(start, stop, later)
 
     def _took_too_long(self, work: Work, start: int, stop: int, delay_level: int) -> None:
         assert isinstance(work.queue, _Received)
-        work.queue.fail(start, stop, delay_level)
+        work.queue.fail(start, stop, Later(delay_level=delay_level))

@@ -124,7 +124,9 @@ class AckService:
                 return await self._send_away(group, held, retry.DEAD)
             is_far = held.queue.next_offset - held.first > WINDOW_HALF
             if is_far and not settings.policy.is_orderly:
-                return await self._send_away(group, held, delayed.level_for(delay_ms), delay_ms)
+                return await self._send_away(
+                    group, held, delayed.level_of_delay(delay_ms), delay_ms
+                )
         visible_ms = self._groups.now_ms() + delay_ms
         _, text = self._groups.give(
             group, handle.key, lease.number, held.first, held.mask, visible_ms, lease.attempt
@@ -140,7 +142,9 @@ class AckService:
                 raise HandleInvalid("the messages of this handle came again")
             lease = held.lease
             first, mask = acking.trimmed(lease.first, mask)
-            await self._groups.send_away(group, key, lease, first, mask, level)
+            await self._groups.send_away(
+                group, key, lease, first, mask, level, 0 if level else max(1, delay_ms)
+            )
         return Changed("", self._groups.now_ms() + delay_ms if level != retry.DEAD else 0)
 
     def _handle(self, group: str, item: AckItem) -> Handle:

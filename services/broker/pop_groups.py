@@ -112,16 +112,24 @@ class PopGroups:
         return handles.encode(self.state.secrets, group, handle)
 
     async def send_away(
-        self, group: str, key: QueueKey, lease: Lease, first: int, mask: int, level: int
+        self,
+        group: str,
+        key: QueueKey,
+        lease: Lease,
+        first: int,
+        mask: int,
+        level: int,
+        delay_ms: int = 0,
     ) -> None:
-        """Messages of a lease leave it: for the retry topic after the time of a delay level, or for
-        the dead letters (``retry.DEAD``). Raises what appending raises.
+        """Messages of a lease leave it: for the retry topic after the time of a delay level, or
+        (level 0) so many ms, or for the dead letters (``retry.DEAD``). Raises what appending
+        raises.
         """
         queue, number, tries = self.pops.find(group, key), lease.number, max(0, lease.attempt - 1)
         generation = self.state.generations.of(*key).current
         offsets = list(offsets_of(mask, first))
         items = [
-            SendBackItem(*key, Position(generation, offset), level, tries=tries)
+            SendBackItem(*key, Position(generation, offset), level, tries=tries, delay_ms=delay_ms)
             for offset in offsets
         ]
         answers = await self._retries.send_back(group, items)

@@ -116,6 +116,8 @@ async def test_what_fails_comes_again_and_dies_as_the_group_says(tmp_path: Path)
             return Later(delay_level=-1)
         if message.body == b"level" and message.reconsume_times == 0:
             return Later(delay_level=1)
+        if message.body == b"soon" and message.reconsume_times == 0:
+            return Later(delay_ms=50)
         if message.body == b"fails":
             raise RuntimeError("no")
         return ConsumeResult.SUCCESS
@@ -126,11 +128,12 @@ async def test_what_fails_comes_again_and_dies_as_the_group_says(tmp_path: Path)
             group="G", retry_times_max=2, mode=pb.CONSUME_MODE_POP, retry_policy=policy
         )
         await broker.admin.PutGroup(pb.PutGroupRequest(settings=settings))
-        await send(namesrv, b"never", b"level", b"fails", b"fine")
+        await send(namesrv, b"never", b"level", b"fails", b"fine", b"soon")
         async with popping(namesrv, listener) as consumer:
             await consumer.subscribe("T")
-            await until_async(lambda: done(broker, 4))
-            await until(lambda: tries.count((b"level", 1)) == 2)
+            await until_async(lambda: done(broker, 5))
+            for body in (b"level", b"soon"):
+                await until(lambda body=body: tries.count((body, 1)) == 2)  # type: ignore[misc]
             dead = await broker.read_queue(DLQ, 0)
         assert sorted(one.body for one in dead) == [b"fails", b"never"]
         fails = [attempt for body, attempt in tries if body == b"fails"]
