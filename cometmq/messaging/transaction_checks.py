@@ -42,6 +42,9 @@ class CheckBoard:
         self._rules = rules
         self._groups: dict[str, _Group] = {}
         self._asked: dict[int, tuple[int, float]] = {}  # half → member, when its answer is overdue
+        # Halves that the table names once too often, because their member left: → when it is their
+        # time.
+        self._moved: dict[int, float] = {}
 
     def member_count(self, group: str) -> int:
         """Members of a producer group that are there."""
@@ -61,7 +64,8 @@ class CheckBoard:
         """It does not any more: what it has not answered goes to the next one."""
         known = self._groups[group]
         for offset in sorted(known.members.pop(member)):
-            del self._asked[offset]
+            _, overdue_s = self._asked.pop(offset)
+            self._moved[offset] = overdue_s
             # After the last check there is time for an answer by other ways.
             if self._table.checks_of(offset) < self._rules.checks_max:
                 self._wait(offset)
@@ -70,8 +74,12 @@ class CheckBoard:
     def look(self, now_s: float) -> bool:
         """Take what is due. Whether there may be more."""
         due = self._table.take_due(now_s, ASKED_MAX)
-        asked_of, wait = self._asked.get, self._wait
-        for offset in due:
+        asked_of, wait, moved = self._asked.get, self._wait, self._moved
+        for offset in dict.fromkeys(due):
+            if moved:
+                if moved.get(offset, now_s) > now_s:
+                    continue
+                moved.pop(offset, None)
             asked = asked_of(offset)
             if asked is not None:
                 if asked[1] > now_s:  # asked again meanwhile, with a later look
@@ -110,6 +118,8 @@ class CheckBoard:
                     del known.waiting[offset]
                 self._asked.update(dict.fromkeys(offsets, (member, overdue_s)))
                 self._table.asked(offsets, overdue_s)
+                if self._moved:
+                    self._moved.update((o, overdue_s) for o in offsets if o in self._moved)
                 its.update(offsets)
                 yield Ask(member, offsets)
 
@@ -124,6 +134,7 @@ class CheckBoard:
 
     def closed(self, offset: int, group: str) -> None:
         """A half of the group has ended."""
+        self._moved.pop(offset, None)
         if offset in self._asked:
             self._forget_ask(offset, group)
         elif (known := self._groups.get(group)) is not None:
@@ -147,6 +158,8 @@ class CheckBoard:
         """Asserts what must hold; for tests."""
         asked = {o: m for g in self._groups.values() for m, its in g.members.items() for o in its}
         assert asked == {offset: member for offset, (member, _) in self._asked.items()}
+        assert all(self._table.find(offset) is not None for offset in self._moved)
+        assert len(set(self.given_up)) == len(self.given_up)
         for name, group in self._groups.items():
             assert group.members or group.waiting, name
             for offset in group.waiting:

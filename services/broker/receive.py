@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cometmq.errors import CometError, StoreDamaged
+from cometmq.errors import CometError, OffsetInvalid, StoreDamaged
 from cometmq.filters import sql
 from cometmq.format import properties, record
 from cometmq.member.read.reader import PullAnswer, PullQuery, Reader, Room
@@ -251,7 +251,7 @@ class ReceiveService:
         next_ms = queue.next_visible_ms
         if next_ms is not None:
             again_ms = max(next_ms - self._groups.now_ms(), 1)
-            if next_ms <= call.now_ms:  # it waits for others of its message group
+            if next_ms <= call.now_ms:  # for others of its message group, or to be seen
                 again_ms = BLOCKED_MS
             call.answer.again_ms = min(call.answer.again_ms or again_ms, again_ms)
         generation = self._groups.state.pop_generation(key)
@@ -264,34 +264,28 @@ class ReceiveService:
             if part is None:
                 return
             number, first, mask, _ = part
-            await self._deliver_again(call, key, queue, number, list(offsets_of(mask, first)))
+            offsets = list(offsets_of(mask, first))
+            if not await self._deliver_again(call, key, queue, number, offsets):
+                return
 
     async def _deliver_again(
         self, call: _Call, key: QueueKey, queue: QueueLeases, number: int, offsets: Sequence[int]
-    ) -> None:
-        """These messages of a lease, as far as they have tries left and can be read."""
+    ) -> bool:
+        """These messages of a lease, as far as they have tries left and can be read. False: some of
+        them wait until consumers may see them, after a change of the writer.
+        """
         found = await read_offsets(self._storage, key, offsets, call.left_bytes)
         lease = queue.find(number)
         if self._groups.pops.find(call.ask.group, key) is not queue or lease is None:
-            return  # acknowledged, or reset, meanwhile
-        good: list[tuple[int, bytes]] = []
-        dead: list[int] = []
-        for offset, one in found:
-            if not lease.part(offset, 1):
-                continue
-            if isinstance(one, CometError):
-                self._groups.note_lost(call.ask.group, key, offset, one)
-                self._groups.pops.finish(call.ask.group, key, Done(number, offset, 1))
-            elif self._is_dead(call, lease, one):
-                dead.append(offset)
-            else:
-                good.append((offset, one))
+            return True  # acknowledged, or reset, meanwhile
+        is_shown = not any(isinstance(one, OffsetInvalid) for _, one in found)
+        good, dead = self._sorted(call, key, lease, found)
         for offset in dead:
             await self._groups.send_away(call.ask.group, key, lease, offset, 1, retry.DEAD)
         if dead:
             good = [pair for pair in good if lease.part(pair[0], 1)]
         if not good or queue.find(number) is not lease:
-            return
+            return is_shown
         await call.room(sum(len(one) for _, one in good))
         good = [pair for pair in good if lease.part(pair[0], 1)]
         if good and self._groups.pops.find(call.ask.group, key) is queue:
@@ -299,6 +293,31 @@ class ReceiveService:
             mask = sum(1 << (offset - first) for offset, _ in good)
             records = b"".join(one for _, one in good)
             self._give(call, key, number, first, mask, lease.attempt + 1, records)
+        return is_shown
+
+    def _sorted(
+        self,
+        call: _Call,
+        key: QueueKey,
+        lease: Lease,
+        found: Sequence[tuple[int, bytes | CometError]],
+    ) -> tuple[list[tuple[int, bytes]], list[int]]:
+        """Messages of a lease to be delivered, and those that have no try left. Those that are gone
+        are done.
+        """
+        good: list[tuple[int, bytes]] = []
+        dead: list[int] = []
+        for offset, one in found:
+            if not lease.part(offset, 1) or isinstance(one, OffsetInvalid):
+                continue
+            if isinstance(one, CometError):
+                self._groups.note_lost(call.ask.group, key, offset, one)
+                self._groups.pops.finish(call.ask.group, key, Done(lease.number, offset, 1))
+            elif self._is_dead(call, lease, one):
+                dead.append(offset)
+            else:
+                good.append((offset, one))
+        return good, dead
 
     def _is_dead(self, call: _Call, lease: Lease, found: bytes) -> bool:
         if not lease.attempt:
@@ -415,7 +434,9 @@ class ReceiveService:
         """The keys of messages that an earlier writer delivered."""
         missing = turn.keys.missing(queue)
         while missing:
-            found = await read_offsets(self._storage, key, missing, _ORDERED_BYTES)
+            found = await read_offsets(
+                self._storage, key, missing, _ORDERED_BYTES, with_hidden=True
+            )
             turn.keys.learn(
                 (offset, _key(one) if isinstance(one, bytes) else b"") for offset, one in found
             )

@@ -323,7 +323,8 @@ class TransactionService:
         """Move open halves to the topic of those that nobody has ended. Raises what appending
         raises.
         """
-        open_ones = [(offset, half) for offset in offsets if (half := self.table.find(offset))]
+        named = dict.fromkeys(offsets)
+        open_ones = [(offset, half) for offset in named if (half := self.table.find(offset))]
         spans: list[Span] = [half[:2] for _, half in open_ones]
         for part in slices(spans, SLICE_MAX, SLICE_BYTES_MAX):
             found = await read_each(self._storage.store, spans[part])

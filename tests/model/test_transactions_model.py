@@ -62,6 +62,7 @@ class Asking(RuleBasedStateMachine):
         self.stored_s: dict[int, float] = {}
         self.members: dict[int, str] = {}
         self.owed: dict[int, int] = {}  # half → member that owes the answer
+        self.left: set[int] = set()  # halves whose member left before it answered
         self.next_offset, self.next_member = 0, 1
 
     @rule(group=st.sampled_from(GROUPS), count=st.integers(1, 5))
@@ -96,6 +97,7 @@ class Asking(RuleBasedStateMachine):
         if self.members:
             member = data.draw(st.sampled_from(sorted(self.members)))
             self.board.leave(self.members.pop(member), member)
+            self.left |= {half for half, one in self.owed.items() if one == member}
             self.owed = {half: one for half, one in self.owed.items() if one != member}
 
     @rule(seconds=st.sampled_from([0.3, 5.0, 6.5, 31.0, 100.0]))
@@ -112,9 +114,9 @@ class Asking(RuleBasedStateMachine):
             for offset in ask.offsets:
                 assert self.open[offset] == self.members[ask.member]
                 assert self.now_s >= self.stored_s[offset] + RULES.immunity_s, "too early"
-                owed_by = self.owed.get(offset)
                 last_s = self.asked_s[offset][-1] if self.asked_s[offset] else float("-inf")
-                assert owed_by is None or self.now_s >= last_s + RULES.interval_s
+                assert offset in self.left or self.now_s >= last_s + RULES.interval_s
+                self.left.discard(offset)
                 self.asked_s[offset].append(self.now_s)
                 self.owed[offset] = ask.member
         for offset, group in self.open.items():  # every orphan was asked about
@@ -144,6 +146,24 @@ class Asking(RuleBasedStateMachine):
 
 
 TestAsking = Asking.TestCase
+
+
+def test_a_half_whose_member_left_has_one_time_and_is_given_up_once() -> None:
+    table = HalfTable()
+    board = CheckBoard(table, CheckRules(immunity_s=6.0, interval_s=30.0, checks_max=2))
+    table.add(0, (0, 90, "P"), 6.0)
+    board.join("P", 1)
+    board.join("P", 2)
+    board.look(6.0)
+    [first] = board.asks(6.0)
+    board.leave("P", first.member)
+    [second] = board.asks(20.0)
+    assert second.member != first.member
+    board.unknown(0)
+    board.look(36.0)  # the time of the first ask
+    assert not board.given_up
+    board.look(1_000.0)
+    assert board.given_up == [0]
 
 
 def test_many_steps_become_few_and_no_half_is_given_up_early() -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 
-from cometmq.errors import CometError, MessageNotFound, StoreDamaged
+from cometmq.errors import CometError, MessageNotFound, OffsetInvalid, StoreDamaged
 from cometmq.format import queueunit
 from cometmq.format.record import LAYOUTS
 from cometmq.member.storage.member_storage import BaseStorage
@@ -28,13 +28,19 @@ def places(records: bytes) -> list[tuple[int, int, int]]:
 
 
 async def read_offsets(
-    storage: BaseStorage, key: QueueKey, offsets: Sequence[int], bytes_max: int
+    storage: BaseStorage,
+    key: QueueKey,
+    offsets: Sequence[int],
+    bytes_max: int,
+    *,
+    with_hidden: bool = False,
 ) -> list[tuple[int, bytes | CometError]]:
-    """The records of these messages of a queue, or why one cannot be read (MessageNotFound,
-    StoreDamaged): as many as have ``bytes_max`` together, at least one. Raises StoreFailed,
-    Shortage.
+    """The records of these messages of a queue, or why one cannot be read: MessageNotFound and
+    StoreDamaged for good; OffsetInvalid until consumers may see it, unless ``with_hidden``. As many
+    as have ``bytes_max`` together, at least one. Raises StoreFailed, Shortage.
     """
-    bounds = storage.bounds(key)[:2]
+    low, readable, appended = storage.bounds(key)
+    bounds = low, appended if with_hidden else readable, appended
     try:
         return _read(storage.store, key, bounds, offsets, bytes_max, nowait=True)
     except BlockingIOError:
@@ -45,18 +51,23 @@ async def read_offsets(
 def _read(
     store: BaseStore,
     key: QueueKey,
-    bounds: tuple[int, int],
+    bounds: tuple[int, int, int],
     offsets: Sequence[int],
     bytes_max: int,
     *,
     nowait: bool,
 ) -> list[tuple[int, bytes | CometError]]:
     found: list[tuple[int, bytes | CometError]] = []
-    left, (low, readable) = bytes_max, bounds
+    left, (low, readable, appended) = bytes_max, bounds
     for offset in offsets:
-        # Above the end: a fault took it back.
-        is_there = low <= offset < readable
-        one = _one(store, key, offset, nowait=nowait) if is_there else _gone(key, offset)
+        one: bytes | CometError
+        if low <= offset < readable:
+            one = _one(store, key, offset, nowait=nowait)
+        elif readable <= offset < appended:
+            # An earlier writer gave it out. This one does not know yet who has a copy.
+            one = _hidden(key, offset)
+        else:  # above the end: a fault took it back
+            one = _gone(key, offset)
         size = len(one) if isinstance(one, bytes) else 0
         if found and size > left:
             break
@@ -74,6 +85,13 @@ def _one(store: BaseStore, key: QueueKey, offset: int, *, nowait: bool) -> bytes
         return store.read_records([(log_offset, size)], nowait=nowait)
     except (MessageNotFound, StoreDamaged) as error:
         return error
+
+
+def _hidden(key: QueueKey, offset: int) -> OffsetInvalid:
+    topic, queue_id = key
+    return OffsetInvalid(
+        f"consumers may not see message {offset} of queue {queue_id} of {topic} yet"
+    )
 
 
 def _gone(key: QueueKey, offset: int) -> MessageNotFound:
