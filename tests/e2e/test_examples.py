@@ -41,6 +41,11 @@ PRINTED = {
         r"order-1 is cancelled after 1\d{3} ms",
         r"order-2 is paid after 1\d{3} ms",
     ],
+    "recall": [
+        r"order-2 is paid in time",
+        r"order-1 is cancelled: nobody paid",
+        r"order-3 is cancelled: nobody paid",
+    ],
     "request_reply": [r"apple: 30 cents", r"pear: 45 cents", r"plum: 20 cents", r"REQUEST_TIMEOUT"],
     "transactions": [
         r"pears is shipped",

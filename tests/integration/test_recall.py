@@ -13,10 +13,12 @@ import pytest
 from cometmq.client import Message, Producer, sync
 from cometmq.errors import LimitExceeded, RecallHandleInvalid
 from cometmq.format import recall
+from cometmq.model import ReplicationMode
 from cometmq.rpc.interceptors import from_proto
 from cometmq.v1 import broker_pb2 as pb
 from tests.integration.test_broker_timers import end_of, has, now_ms, outgoing
 from tests.support.cluster.broker import BrokerClient, refusal, running_broker, running_namesrv
+from tests.support.cluster.live_group import live_group
 from tests.support.waiting import until_async
 
 HOUR_MS = 3_600_000
@@ -174,3 +176,32 @@ async def test_what_waits_is_listed_by_topic_and_time(tmp_path: Path) -> None:
         assert [*page.messages, *rest.messages] == list(found.messages)
         assert not rest.HasField("next")
         assert await recalled(broker, found.messages[0].recall_handle) == [True]
+
+
+async def test_a_fail_over_brings_no_recalled_message_back_and_loses_none(tmp_path: Path) -> None:
+    """A member that only copied the log delivers what waits, once, and nothing recalled."""
+    quick = {"lease_duration_s": 1.0, "lease_renew_s": 0.1, "lease_poll_s": 0.05}
+    options = {**quick, "in_sync_lag_s_max": 0.5, "replication_mode": ReplicationMode.APPENDED}
+    async with live_group(tmp_path, 2, **options) as group:
+        await group.all_in_sync(0, 1)
+        first = group[0].client
+        await first.put_topic("T", 1)
+        soon = [outgoing(b"soon %d" % n, delay_ms=10 + n) for n in range(20)]
+        later = [outgoing(b"later %d" % n, delay_ms=4_000 + n) for n in range(20)]
+        later.append(outgoing(b"in an hour", delay_ms=HOUR_MS))
+        await first.stub.Send(pb.SendRequest(messages=soon))
+        sent = (await first.stub.Send(pb.SendRequest(messages=later))).sent
+        await has(first, 20)
+        assert await recalled(first, *[one.recall_handle for one in sent[:5]]) == [True] * 5
+        await group[0].crash()
+        await group[1].until_role("writer")
+        second = group[1].client
+        assert await recalled(second, sent[20].recall_handle) == [True]
+        await has(second, 35)
+        bodies = await second.bodies("T", 0)
+        assert bodies[:20] == [b"soon %d" % n for n in range(20)]
+        assert bodies[20:] == [b"later %d" % n for n in range(5, 20)]
+        await group[0].start("follower")
+        await group.all_in_sync(0, 1)
+        await group.in_step()
+        assert await end_of(second, "T") == 35
