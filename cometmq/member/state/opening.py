@@ -19,8 +19,9 @@ from cometmq.format.batch import BatchLimits
 from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.format.halves import HALF_TOPIC, OP_TOPIC, QUEUE_ID, op_records
 from cometmq.format.indexfile import Sizes
+from cometmq.format.timers import TIMER_QUEUE, TIMER_TOPIC
 from cometmq.member.config import MemberConfig
-from cometmq.member.state import adoption
+from cometmq.member.state import adoption, timer_adoption
 from cometmq.member.state.follower import FollowerState
 from cometmq.member.state.halves import now_of, open_halves
 from cometmq.member.state.statelog import (
@@ -116,6 +117,8 @@ def open_writer(
                 adoption.adopt_tables(store, store.adoption, approval.tables, state, config, common)
             else:
                 _raise_generations(store, state, common)
+        if store.adoption is not None:
+            _adopt_timers(store, state, config, clock)
         stored = {topic for topic, _ in store.queues()}
         delays = progress_of(store, state, clock.monotonic_s())
         _fit_levels(store, state, stored, delays)
@@ -166,6 +169,21 @@ def _fit_levels(
         config = replace(known or TopicConfig(SCHEDULE_TOPIC), read_queue_count=count)
         change = state.plan_topic(replace(config, write_queue_count=count), by_system=True)
         state.apply(change)
+
+
+def _adopt_timers(
+    store: MessageStore, state: BrokerState, config: MemberConfig, clock: Clock
+) -> None:
+    """What RocketMQ left to be delivered at its time."""
+    path = config.store_path / "config" / timer_adoption.TIMERCHECK
+    content = path.read_bytes() if path.is_file() else None
+    check = timer_adoption.read_check(content)
+    count = timer_adoption.adopt_timers(store, state.timers, check, clock.wall_ms())
+    if count:
+        log.warning("adopted timers", extra=fields(waiting=count, checkpoint=check is not None))
+    _, end = store.queue_bounds(*TIMER_QUEUE)
+    if end and TIMER_TOPIC not in state.topics:  # RocketMQ's tables need not name it
+        state.apply(state.plan_topic(TopicConfig(TIMER_TOPIC, 1, 1), by_system=True))
 
 
 def _open_halves(
