@@ -12,6 +12,7 @@ from typing import Self
 from cometmq.client.connections import Connections
 from cometmq.client.hooks import message_filter
 from cometmq.client.long_poller import LongPoller
+from cometmq.client.messages import SendReceipt
 from cometmq.client.names import check_group, check_topic, filter_of
 from cometmq.client.namespaces import Namespace
 from cometmq.client.offsets import BrokerCalls
@@ -24,7 +25,9 @@ from cometmq.client.options import (
 )
 from cometmq.client.pop_calls import Lease, PopAnswer, PopCalls, ack_items, not_held
 from cometmq.client.received import ReceivedMessage
+from cometmq.client.replier import Replier
 from cometmq.client.routes import RouteWatcher
+from cometmq.client.tracing import ConsumeTracer, tracing_of
 from cometmq.errors import (
     ClientClosed,
     CometError,
@@ -64,6 +67,11 @@ class SimpleConsumer:
         self._options = options_of(SimpleConsumerOptions, options)
         self._tasks = Tasks(f"simple consumer {group}")
         self._connections = Connections(namesrv)
+        self._tracing = tracing_of(self._connections.namesrv, self._options)
+        self._tracer = (
+            None if self._tracing is None else ConsumeTracer(self._tracing, self._options)
+        )
+        self._replier = Replier(self._connections.namesrv, self._options.client_id)
         namespace = Namespace(self._options.namespace)
         self._routes = RouteWatcher(
             self._connections,
@@ -96,7 +104,9 @@ class SimpleConsumer:
         self._connections.begin()
         self._routes.start(self._tasks)
         self._long_poller.start(self._tasks)
-        self._open = True
+        if self._tracing is not None:
+            self._tracing.start(self._tasks)
+        self._open = self._replier.is_open = True
         return self
 
     async def __aexit__(
@@ -104,6 +114,9 @@ class SimpleConsumer:
     ) -> None:
         self._open = False
         try:
+            await self._replier.close()
+            if self._tracing is not None:
+                await self._tracing.close(flush=not isinstance(error, asyncio.CancelledError))
             await self._tasks.stop()
         finally:
             await self._connections.close()
@@ -128,6 +141,15 @@ class SimpleConsumer:
         """
         self._check_open()
         self._subscriptions.pop(check_topic(topic), None)
+
+    async def reply(self, message: ReceivedMessage, body: bytes) -> SendReceipt:
+        """Replies to a request that a consumer has received, as ``Producer.reply`` does."""
+        return await self._replier.reply(message, body)
+
+    @property
+    def traces_lost(self) -> int:
+        """Trace records that were dropped or not stored; the log has them, too."""
+        return self._tracing.lost_count if self._tracing is not None else 0
 
     # --- receive ----------------------------------------------------------------------------------
 
@@ -211,6 +233,8 @@ class SimpleConsumer:
             for message in kept:
                 self._held[message.queue, message.queue_offset] = run.lease
             taken += kept
+        if self._tracer is not None:
+            self._tracer.received(self._calls.group, taken)
         if passed:
             await self._pop.acknowledge(broker_group, passed)
         self._forget()
@@ -253,6 +277,8 @@ class SimpleConsumer:
             first_error = await self._ack_at(broker_group, leases) or first_error
         if first_error is not None:
             raise self._calls.namespace.strip(first_error)
+        if self._tracer is not None:
+            self._tracer.acknowledged(self._calls.group, messages)
 
     async def _ack_at(self, broker_group: str, leases: dict[Lease, set[int]]) -> CometError | None:
         pairs = [(lease, one) for lease, some in leases.items() for one in ack_items(lease, some)]

@@ -353,6 +353,15 @@ class SimpleConsumer(_Sync[simple.SimpleConsumer]):
         """Receives from the topic no more."""
         self._wait(self._client.unsubscribe(topic))
 
+    def reply(self, message: ReceivedMessage, body: bytes) -> SendReceipt:
+        """Replies to a request that a consumer has received."""
+        return self._wait(self._client.reply(message, body))
+
+    @property
+    def traces_lost(self) -> int:
+        """Trace records that were dropped or not stored."""
+        return self._client.traces_lost
+
     def receive(
         self,
         count_max: int = 32,

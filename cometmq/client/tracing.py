@@ -19,7 +19,12 @@ from cometmq.client.batch import Batch, Segment
 from cometmq.client.hooks import ConsumeContext
 from cometmq.client.late_producer import LateProducer
 from cometmq.client.messages import ConsumeResult, SendReceipt
-from cometmq.client.options import GroupOptions, ProducerOptions, TraceOptions
+from cometmq.client.options import (
+    GroupOptions,
+    ProducerOptions,
+    SimpleConsumerOptions,
+    TraceOptions,
+)
 from cometmq.client.received import ReceivedMessage
 from cometmq.client.sampling import Sampling
 from cometmq.clock import Clock, SystemClock
@@ -29,7 +34,7 @@ from cometmq.format.ids import offset_id
 from cometmq.format.properties import KEYS, sharding_key_of, tag_of
 from cometmq.format.record import decode
 from cometmq.format.trace import PubForm, TraceRecord
-from cometmq.model import Message
+from cometmq.model import Message, QueueRef
 from cometmq.rpc.tasks import Tasks, stop_all, wait_at_most
 from cometmq.telemetry import fields, logger
 
@@ -39,6 +44,7 @@ KEYS_BYTES_MAX = 16_384  # of all keys of one message
 KEY_LENGTH_MAX = 1_024  # a longer one is no key of the trace
 CLOSE_S_MAX = 3.0
 TELL_EVERY_S = 60.0
+RECEIVED_MAX = 65_536  # messages whose acknowledgement is waited for
 PRODUCER_GROUP = "DEFAULT_PRODUCER"  # RocketMQ's name of a group that nobody named
 
 _MARK = f"{trace.TRACE_ON}\x01".encode()
@@ -289,6 +295,8 @@ class ConsumeTracer:
         self._clock = _CLOCK
         self._token = secrets.token_hex(8).upper()
         self._numbers = itertools.count()
+        # Of messages that are received and not acknowledged: request id, when.
+        self._received: dict[tuple[QueueRef, int], tuple[str, int]] = {}
 
     def before_consume(self, context: ConsumeContext) -> None:
         """As ConsumeHook says."""
@@ -310,6 +318,25 @@ class ConsumeTracer:
         elif context.answer not in (None, ConsumeResult.SUCCESS):
             code = trace.FAILED
         self._after(context.group, request_id, chosen, cost_ms, code)
+
+    def received(self, group: str, messages: Sequence[ReceivedMessage]) -> None:
+        """A SimpleConsumer hands these out: their call ends with their acknowledgement."""
+        chosen = [message for message in messages if self._wants(message)]
+        now_ms = self._clock.wall_ms()
+        for message in chosen:
+            request_id = f"{self._token}{next(self._numbers):X}"
+            self._received[message.queue, message.queue_offset] = request_id, now_ms
+            self._before(group, request_id, [message])
+        while len(self._received) > RECEIVED_MAX:  # never acknowledged
+            del self._received[next(iter(self._received))]
+
+    def acknowledged(self, group: str, messages: Iterable[ReceivedMessage]) -> None:
+        """These messages are done."""
+        for message in messages:
+            began = self._received.pop((message.queue, message.queue_offset), None)
+            if began is not None:
+                cost_ms = max(0, self._clock.wall_ms() - began[1])
+                self._after(group, began[0], [message], cost_ms, trace.SUCCESS)
 
     def polled(self, group: str, messages: Sequence[ReceivedMessage]) -> None:
         """A pull consumer hands these out: as RocketMQ's does, that is a call that has ended."""
@@ -365,6 +392,8 @@ def _message_type(segment: Segment, raw_properties: bytes) -> int:
     return trace.ORDER if sharding_key_of(raw_properties) else trace.NORMAL
 
 
-def tracing_of(namesrv: str, options: GroupOptions) -> TraceDispatcher | None:
+def tracing_of(
+    namesrv: str, options: GroupOptions | SimpleConsumerOptions
+) -> TraceDispatcher | None:
     """Of a consumer; None: nothing is traced."""
     return TraceDispatcher(namesrv, options.client_id, options) if options.trace_enable else None

@@ -21,6 +21,8 @@ from cometmq.client import (
     PushConsumerOptions,
     ReceivedMessage,
     SendReceipt,
+    SimpleConsumer,
+    SimpleConsumerOptions,
     TransactionProducer,
     TransactionState,
     tracing,
@@ -214,6 +216,25 @@ async def test_ends_of_transactions_are_traced_and_so_are_answers_to_checks(tmp_
     end, answer = ends[committed.unique_id], ends[asked.unique_id]
     assert (end.group, end.topic, end.state, end.from_check) == ("G", "T", "COMMIT_MESSAGE", False)
     assert (answer.state, answer.from_check) == ("ROLLBACK_MESSAGE", True)
+
+
+async def test_a_received_message_is_traced_until_it_is_acknowledged(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (namesrv, broker):
+        async with Producer(namesrv) as producer:
+            sent = [await producer.send_and_wait(Message("T", b"%d" % n)) for n in range(2)]
+        options = SimpleConsumerOptions(**TRACED)
+        async with SimpleConsumer(namesrv, "S", options=options) as consumer:
+            await consumer.subscribe("T")
+            got: list[ReceivedMessage] = []
+            while len(got) < 2:
+                got += await consumer.receive(wait_ms=100)
+            await consumer.ack(next(m for m in got if m.unique_id == sent[0].unique_id))
+        records = await records_in(broker)
+    begun = {r.message_id: r for r in records if isinstance(r, SubBefore)}
+    [end] = [r for r in records if isinstance(r, SubAfter)]
+    assert begun.keys() == {receipt.unique_id for receipt in sent}
+    assert (end.message_id, end.group, end.is_success) == (sent[0].unique_id, "S", True)
+    assert end.request_id == begun[end.message_id].request_id
 
 
 async def test_without_a_trace_topic_messages_go_and_the_stop_waits_little(
