@@ -220,8 +220,13 @@ class BrokerAdminServicer(AdminReadServicer):
             raise InvalidRequest(f"until_ms: {len(request.until_ms)}, {COUNTS_MAX} are allowed")
         for name in ("first_ms", "last_ms"):
             convert.time_ms(name, getattr(request, name))
+        for until_ms in request.until_ms:
+            convert.time_ms("until_ms", until_ms)
         after = None
         if request.HasField("after"):
+            convert.time_ms("after.due_ms", request.after.due_ms)
+            if request.after.offset < 0:
+                raise InvalidRequest(f"after.offset: {request.after.offset} is negative")
             after = Timer(request.after.due_ms, request.after.offset)
         wanted = Wanted(request.topic, request.first_ms, request.last_ms or TIME_MS_MAX, after)
         page = await self._delayed.page(wanted, request.count_max)

@@ -84,6 +84,7 @@ USUAL: dict[str, Any] = {
     "offsets": 0,
     "half_offsets": 0,
     "queue_ids": 0,
+    "until_ms": 1,
     "bound": 1,
     "RetryPolicy.kind": broker_pb2.RETRY_POLICY_KIND_CUSTOMIZED,
     "steps_ms": 10_000,
