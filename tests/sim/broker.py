@@ -1,6 +1,6 @@
 """What a writer does for producers and groups: the product's own handlers of batches, queue locks,
-send-backs and delayed messages on the simulated storage. What asyncio does in the product, the
-simulated world does here.
+send-backs, delayed messages, transactions and receiving groups on the simulated storage. What
+asyncio does in the product, the simulated world does here.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from services.broker.produce import Accepted, Claim, ProduceHandler, ProducePoli
 from services.broker.queue_locks import QueueLocks
 from services.broker.retries import RetryService, SendBackItem, SentBack
 from services.broker.schedule import ScheduleService
+from tests.sim.services import CHECK_RULES, Later, Receiving
 from tests.sim.storage import HOST, Storage
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Silent:
     def __getattr__(self, name: str) -> Any:
         return self
 
-    def __call__(self, *_: object) -> Any:
+    def __call__(self, *_: object, **__: object) -> Any:
         return self
 
 
@@ -56,6 +57,13 @@ class Keeper(StateKeeper):
     async def offsets_stored(self, topics: Iterable[str]) -> None:
         self.write_offsets()
         await self._storage.stored(self._offsets_end, self.demands_of(topics))
+
+    async def pops_written(self) -> None:
+        self.write_pops()
+
+    async def pops_stored(self, topics: Iterable[str]) -> None:
+        self.write_pops()
+        await self._storage.stored(self._pops_end, self.demands_of(topics))
 
 
 class Broker:
@@ -72,12 +80,14 @@ class Broker:
         store: Any = storage
         demands = StateDemands(state.topics)
         self.keeper = keeper = Keeper(state, store, HOST, clock, demands, delays)
-        policy = ProducePolicy(1 << 30, False, TopicConfig(""), 30.0, 30.0)
+        policy = ProducePolicy(1 << 30, False, TopicConfig(""), 30.0, 30.0, CHECK_RULES.immunity_s)
         self._produce = ProduceHandler(store, keeper, policy, HOST, metrics, clock)
         relays = RelayWriter(store, state.topics, HOST, metrics)
         self._locks = QueueLocks(keeper, store, clock)
         self._retries = RetryService(store, keeper, relays, metrics, MemberTable(), clock)
         self._schedule = ScheduleService(store, keeper, relays, metrics, clock)
+        self.later = Later(writer, storage, keeper, relays, metrics)
+        self.receiving = Receiving(writer, storage, keeper, self._retries, metrics)
         # By group and client: when it was heard last, and what it reads.
         self._members: dict[tuple[str, str], tuple[float, Sequence[QueueRef]]] = {}
 
@@ -102,6 +112,8 @@ class Broker:
 
     async def _schedule_turn(self) -> None:
         await self._schedule.deliver_due()
+        await self.later.turn()
+        self.later.leave_silent(SILENCE_S_MAX)
 
     # --- producers --------------------------------------------------------------------------------
 

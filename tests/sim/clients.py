@@ -14,8 +14,9 @@ from cometmq.errors import (
     PeerUnavailable,
     PositionFenced,
 )
-from cometmq.format import delayed, record
+from cometmq.format import delayed, record, timers
 from cometmq.format.delayed import SCHEDULE_TOPIC
+from cometmq.format.timers import TIMER_QUEUE, TimerForm
 from cometmq.model import Position
 from services.broker.produce import Accepted, Claim
 from tests.sim.member import Group, Member, MemberClock, Role
@@ -31,6 +32,9 @@ RESEND_S = 20.0
 CLOCK_WRONG_MAX = 0.01  # share by which a client's clock runs too fast or too slow
 DELAYED_SHARE = 0.1
 DELAY_LEVELS = (1, 2)  # that producers ask for
+TIMED_SHARE = 0.15  # messages with a time of their own
+TIMED_S = (-1.0, 15.0)  # from now, when they are due
+RECALLED_SHARE = 0.4  # of these
 
 T = TypeVar("T")
 
@@ -124,11 +128,12 @@ class Client(Process):
 
 
 class Message(NamedTuple):
-    """``counter``: of its sender."""
+    """``counter``: of its sender. ``due_ms`` 0: it has no time of its own."""
 
     counter: int
     queue: int
     delay_level: int
+    due_ms: int = 0
 
 
 class Producer(Client):
@@ -161,9 +166,14 @@ class Producer(Client):
         for _ in range(rng.choice([1, 1, 2, 3])):
             level = rng.choice(DELAY_LEVELS) if rng.random() < DELAYED_SHARE else 0
             queue = rng.randrange(self.group.rules.topics.count)
-            batch.append(Message(self._counter, queue, level))
+            is_timed = not level and rng.random() < TIMED_SHARE
+            due_ms = self._wall_ms() + round(1000 * self.world.between(*TIMED_S))
+            batch.append(Message(self._counter, queue, level, due_ms if is_timed else 0))
             self._counter += 1
         return batch
+
+    def _wall_ms(self) -> int:
+        return self.clock.wall_ms()
 
     async def _deliver(self, batch: list[Message]) -> None:
         until_s = self.world.now + RESEND_S
@@ -178,15 +188,50 @@ class Producer(Client):
                 continue
             if accepted.record_count < len(batch):
                 self.world.counts["batches of which a crash left the first messages"] += 1
+            self._recall_some(batch[: accepted.record_count], accepted)
             batch = batch[accepted.record_count :]
         if batch:
             self.world.counts["batches given up"] += 1
             # It may be stored yet, behind what is sent from now on.
             self.group.judge.groups.orderly_streams.discard(self.stream.encode())
 
+    def _recall_some(self, stored: list[Message], accepted: Accepted) -> None:
+        """Each message with a time of its own is a run of its own."""
+        timed = [one for one in stored if one.due_ms]
+        assert len(timed) == len(accepted.timers)
+        for one, (topic, offset, _) in zip(timed, accepted.timers, strict=True):
+            if self.world.rng.random() < RECALLED_SHARE:
+                self.spawn(self._recall(one, topic, offset))
+
+    async def _recall(self, message: Message, topic: str, offset: int) -> None:
+        await self.sleep(self.world.between(0.0, 10.0))
+        unique_id = f"{self.stream}{message.counter:08X}"
+
+        async def recall(role: Writer) -> list[bool | CometError]:
+            recalls = role.broker.later.recalls
+            handle = recalls.handle(topic, offset, message.due_ms, unique_id)
+            return await role.broker.later.recall([handle])
+
+        for _ in range(3):
+            try:
+                [answer] = await self.at_writer(recall)
+            except CometError:
+                self.world.counts["recalls without an answer"] += 1
+                continue
+            self.world.counts["recalls refused"] += isinstance(answer, CometError)
+            return
+
     def _request(self, batch: list[Message]) -> Callable[[Writer], Coroutine[Any, Any, Accepted]]:
         records = b"".join(map(self._encoded, batch))
-        claims = [Claim(*self._keys[one.queue], 1, one.delay_level) for one in batch]
+        claims = [
+            Claim(
+                *self._keys[one.queue],
+                1,
+                one.delay_level,
+                timer=TimerForm.AT if one.due_ms else TimerForm.NONE,
+            )
+            for one in batch
+        ]
         return lambda role: role.send(records, claims)
 
     def _encoded(self, message: Message) -> bytes:
@@ -196,6 +241,9 @@ class Producer(Client):
         if level:
             prefix = delayed.prefix(level, topic, queue_id)
             topic, queue_id = SCHEDULE_TOPIC, delayed.queue_id_of(level)
+        if message.due_ms:
+            prefix = timers.with_time(timers.prefix(topic, queue_id), message.due_ms)
+            topic, queue_id = TIMER_QUEUE
         unique_id = f"{self.stream}{message.counter:08X}".encode()
         return record.encode(
             topic.encode(),

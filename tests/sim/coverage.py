@@ -40,6 +40,19 @@ WANTED = (
     "locks that went to another number",
     "leases that ended",
     "locks lost",
+    "timers delivered",
+    "timers recalled",
+    "recalled too late",
+    "halves committed",
+    "halves rolled back",
+    "halves given up",
+    "checks answered",
+    "transactions whose end is lost",
+    "opposite ends refused",
+    "acknowledged messages",
+    "received again",
+    "received and forgotten",
+    "invisible times changed",
 )
 
 

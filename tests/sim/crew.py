@@ -9,10 +9,12 @@ from cometmq.errors import CometError
 from tests.sim.clients import Client, ClientMachine, Producer
 from tests.sim.consumers import Consumer, OrderlyConsumer
 from tests.sim.member import Group
-from tests.sim.topics import GROUPS
+from tests.sim.receivers import Receiver
+from tests.sim.topics import PULLING
+from tests.sim.transactors import Transactor
 from tests.sim.writer import Writer
 
-PRODUCERS, MEMBERS = 2, 3  # of each consumer group
+PRODUCERS, TRANSACTORS, MEMBERS = 2, 2, 3  # members: of each consumer group
 LANES_MAX = 3  # of the second producer; the first sends one batch after the other
 FAILING_MAX = 0.25  # share of listener calls
 RESET_S = (8.0, 40.0)
@@ -40,7 +42,7 @@ class Operator(Client):
         index = rng.randrange(self.group.rules.topics.count)
         key = self.group.rules.topics.keys()[index]
         offset = rng.randint(0, role.readable(index))
-        return await role.broker.reset(rng.choice(GROUPS), key, offset)
+        return await role.broker.reset(rng.choice(PULLING), key, offset)
 
 
 class Seat:
@@ -77,6 +79,8 @@ class Crew:
             *(self._producer(pause_s, count) for count in lanes),
             *[lambda machine: OrderlyConsumer(group, machine, allocation)] * MEMBERS,
             *[lambda machine: Consumer(group, machine, allocation)] * MEMBERS,
+            *[lambda machine: Transactor(group, machine, pause_s)] * TRANSACTORS,
+            *[lambda machine: Receiver(group, machine)] * MEMBERS,
             lambda machine: Operator(group, machine),
         ]
         self.seats = [Seat(group, number, make) for number, make in enumerate(makers)]
@@ -96,6 +100,12 @@ class Crew:
             seat.machine.go_on()
             seat.revive()
         self.seats[-1].client.over = True
+
+    def stop_transactions(self) -> None:
+        """No transaction begins any more; checks are answered."""
+        for seat in self.seats:
+            if isinstance(seat.client, Transactor):
+                seat.client.begins = False
 
     def stop(self, kind: type[Client]) -> None:
         """Clients of this kind come to their end."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from cometmq.errors import CometError
 from cometmq.format import record
 from cometmq.format.delayed import SCHEDULE_TOPIC
+from cometmq.format.halves import OP_TOPIC
 from cometmq.messaging.changes import (
     Change,
     OffsetsCommitted,
@@ -37,7 +38,7 @@ from cometmq.replication.watermarks import REPLICATED
 from services.broker.retries import SendBackItem
 from tests.sim.disk import Disk, Record
 from tests.sim.member import WALL_WRONG_S_MAX, Group
-from tests.sim.topics import CONCURRENT, GROUPS, LEVELS, ORDERLY
+from tests.sim.topics import GROUPS, LEVELS, ORDERLY, RECEIVING
 from tests.sim.world import Violation
 
 if TYPE_CHECKING:
@@ -244,7 +245,7 @@ class GroupJudge:
         state = writer.broker.state
         for key, index in self._group.indexes.items():
             is_users = index < self._group.rules.topics.count
-            own = consumer_group == CONCURRENT and key[0] == retry_topic(consumer_group)
+            own = consumer_group != ORDERLY and key[0] == retry_topic(consumer_group)
             if is_users or own:
                 position = state.offsets.get(consumer_group, key)
                 if position is not None:
@@ -274,7 +275,11 @@ class GroupJudge:
     def _check_state(self, writer: Writer) -> None:
         """The tables of a new writer against the changes in its log, without its snapshots."""
         told, state = _told(writer.disk), writer.broker.state
-        positions = {(one.group, (one.topic, one.queue_id)): one.position for one in state.offsets}
+        positions = {
+            (one.group, (one.topic, one.queue_id)): one.position
+            for one in state.offsets
+            if one.group != RECEIVING  # its leases say where it is
+        }
         resets = {(group, key): number for group, number, keys in state.resets for key in keys}
         locks = {(run.group, key): run.grant for run in state.locks for key in _keys(run.queues)}
         if Told(positions, resets, locks) != told:
@@ -288,7 +293,8 @@ class GroupJudge:
         if origin is None:
             found = record.decode(stored.data)
             source = found.prepared_offset
-            unique_id = b"" if source or stored.queue < 0 else found.body
+            is_sent = not source and stored.queue >= 0 and found.topic != OP_TOPIC
+            unique_id = found.body if is_sent else b""
             attempt = attempt_of(found) if source else None
             reset = _reset_of(found) if stored.queue < 0 else ""
             origin = Origin(unique_id, source, attempt, found.store_time_ms, found.topic, reset)

@@ -20,6 +20,7 @@ from cometmq.replication.watermarks import REPLICATED, DurabilityClass
 from tests.sim.disk import Record
 from tests.sim.group_judge import GroupJudge
 from tests.sim.member import Group, Member, Role
+from tests.sim.message_judge import MessageJudge
 from tests.sim.storage import Batch
 from tests.sim.world import Violation, World
 from tests.sim.writer import Writer
@@ -50,6 +51,7 @@ class Judge:
         self.world = world
         self.group: Group
         self.groups = GroupJudge(self)
+        self.messages = MessageJudge(self)
         self.lossy_since = 0  # the newest epoch that began with what was left
         self.begun_epochs: dict[int, Begun] = {}
         self.acked_count = 0
@@ -138,6 +140,7 @@ class Judge:
         self._shown_in[epoch] = (0,) * 8
         self._note_readable(writer)
         self.groups.begun(writer)
+        self.messages.check_log(writer)
 
     def _note_readable(self, writer: Writer) -> None:
         """What a writer shows of copied messages before it knows what others have."""

@@ -5,15 +5,28 @@ the state, the tail, stored batches and delayed messages run on the simulated di
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from cometmq.errors import MessageNotFound
 from cometmq.format import queueunit
 from cometmq.messaging.state import STATE_QUEUE_ID, STATE_TOPIC
 from cometmq.model import QueueKey
 from cometmq.store.log.commitlog import Chunk
+from cometmq.store.timers.index import TimerIndex
 from tests.sim.disk import Disk, Record
 
 STATE = (STATE_TOPIC, STATE_QUEUE_ID)
+
+
+class NoFiles:
+    """A disk without files: the timer index is in memory, and made again from the queue."""
+
+    def read(self, path: Path) -> None:
+        return None
+
+    def entries(self, folder: Path) -> list[Any]:
+        return []
 
 
 class Log:
@@ -35,6 +48,10 @@ class Log:
     @property
     def appended_offset(self) -> int:
         return self.disk.end
+
+    def new_timer_index(self) -> TimerIndex:
+        files: Any = NoFiles()
+        return TimerIndex(Path("timers"), files)
 
     def _queue(self, topic: str, queue_id: int) -> Sequence[Record]:
         if (topic, queue_id) == STATE:

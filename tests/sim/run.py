@@ -18,7 +18,9 @@ from tests.sim.judge import Forgotten, Judge
 from tests.sim.lease import LeaseService
 from tests.sim.member import Group, Member, Role, Rules
 from tests.sim.network import Network
+from tests.sim.receivers import Receiver
 from tests.sim.topics import Topics
+from tests.sim.transactors import Transactor
 from tests.sim.world import Violation, World
 from tests.sim.writer import Writer
 
@@ -105,13 +107,16 @@ def _converge(group: Group, judge: Judge, faults: Faults, crew: Crew) -> None:
     world, start_s = group.world, group.world.now
     _wait(group, faults, lambda: _served(group), PEACE_S_MAX)
     crew.stop(Producer)
+    crew.stop_transactions()
     _wait(group, faults, lambda: _is_drained(group, judge), DRAIN_S_MAX)
-    crew.stop(Consumer)
+    for kind in (Consumer, Receiver, Transactor):
+        crew.stop(kind)
     _wait(group, faults, lambda: _settled(group) is not None, PEACE_S_MAX)
     writer = _settled(group)
     assert writer is not None
     judge.check_converged(writer)
     judge.groups.check_end(writer)
+    judge.messages.check_end(writer)
     world.counts["seconds until all was well"] += round(world.now - start_s)
 
 
@@ -132,7 +137,9 @@ def _wait(group: Group, faults: Faults, condition: Callable[[], bool], within_s:
 def _is_drained(group: Group, judge: Judge) -> bool:
     """Consumers are at the end of everything."""
     writers = group.writers()
-    return len(writers) == 1 and judge.groups.is_drained(writers[0])
+    return len(writers) == 1 and all(
+        part.is_drained(writers[0]) for part in (judge.groups, judge.messages)
+    )
 
 
 def _served(group: Group) -> bool:

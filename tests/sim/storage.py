@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from cometmq.clock import Clock
 from cometmq.errors import BrokerDraining, SlaveNotAvailable
-from cometmq.format import record
+from cometmq.format import record, timers
 from cometmq.format.properties import tag_of
 from cometmq.format.relay import Relayed
 from cometmq.format.taghash import tags_code
@@ -103,7 +103,7 @@ class Storage:
             Draft(
                 self._indexes[segment.topic, segment.queue_id],
                 segment.demands,
-                stamped(next(found), segment.delay_ms),
+                stamped(next(found), segment.delay_ms, waits=bool(segment.timer)),
             )
             for segment in segments
             for _ in range(segment.count)
@@ -265,8 +265,13 @@ class Storage:
         self._acks.clear()
 
 
-def stamped(sent: record.Record, delay_ms: int) -> Callable[[int, int, int], tuple[bytes, int]]:
-    """What a producer, or the broker itself, has encoded, as the log has it."""
+def stamped(
+    sent: record.Record, delay_ms: int, *, waits: bool = False
+) -> Callable[[int, int, int], tuple[bytes, int]]:
+    """What a producer, or the broker itself, has encoded, as the log has it. ``waits``: for the
+    time that it names.
+    """
+    due_ms = timers.due_ms(sent.raw_properties) if waits else None
 
     def encode(queue_offset: int, log_offset: int, now_ms: int) -> tuple[bytes, int]:
         data = record.encode(
@@ -281,6 +286,8 @@ def stamped(sent: record.Record, delay_ms: int) -> Callable[[int, int, int], tup
             log_offset=log_offset,
             store_time_ms=now_ms,
         )
+        if due_ms is not None:
+            return data, due_ms
         return data, now_ms + delay_ms if delay_ms else tags_code(tag_of(sent.raw_properties))
 
     return encode

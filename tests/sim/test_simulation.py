@@ -14,7 +14,7 @@ from tests.sim.world import Machine, Notifier, Process, World
 SEEDS = 120
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_nothing_is_lost_and_nobody_is_misled() -> None:
     counts: Counter[str] = Counter()
     broken = []

@@ -1,5 +1,6 @@
 """The topics of a simulated group: some of users, one queue each, and those that the broker makes
-for delayed, retried and dead messages. A queue has an index on the disks, and a key in the tables.
+for delayed, retried and dead messages, and for transactions. A queue has an index on the disks, and
+a key in the tables.
 """
 
 from __future__ import annotations
@@ -8,8 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cometmq.format.delayed import SCHEDULE_TOPIC
-from cometmq.messaging.changes import GroupPut, TopicSnapshot
+from cometmq.format.halves import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC
+from cometmq.format.timers import TIMER_TOPIC
+from cometmq.messaging.changes import Change, GroupPut, TopicSnapshot
 from cometmq.messaging.generations import History
+from cometmq.messaging.group_policy import ConsumeMode, GroupPolicy
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.retry import dlq_topic, retry_topic
 from cometmq.messaging.state import BrokerState
@@ -17,7 +21,10 @@ from cometmq.model import FlushMode, QueueKey, ReplicationMode, TopicConfig
 from cometmq.replication.watermarks import DurabilityClass
 
 ORDERLY, CONCURRENT = "orderly", "concurrent"  # the consumer groups
-GROUPS = (ORDERLY, CONCURRENT)
+RECEIVING = "receiving"  # it receives (POP), the others pull
+PULLING = (ORDERLY, CONCURRENT)
+GROUPS = (*PULLING, RECEIVING)
+SYSTEM_TOPICS = (TIMER_TOPIC, HALF_TOPIC, OP_TOPIC, GIVEN_UP_TOPIC)  # with one queue each
 RETRY_TIMES_MAX = 2  # so that the last try comes after 40 s
 LEVELS = 4  # of delay: 1 s to 30 s
 BROKER_GROUP = "g"
@@ -48,7 +55,8 @@ class Topics:
         ]
         retries = [TopicConfig(retry_topic(group), 1, 1) for group in GROUPS]
         dead = [TopicConfig(dlq_topic(group), 1, 1) for group in GROUPS]
-        return [*users, TopicConfig(SCHEDULE_TOPIC, LEVELS, LEVELS), *retries, *dead]
+        system = [TopicConfig(name, 1, 1) for name in SYSTEM_TOPICS]
+        return [*users, TopicConfig(SCHEDULE_TOPIC, LEVELS, LEVELS), *retries, *dead, *system]
 
     def keys(self) -> list[QueueKey]:
         """The key of each queue, by index."""
@@ -74,7 +82,13 @@ class Topics:
             state.apply(TopicSnapshot(config, tuple(histories[at : at + count])))
             at += count
         for group in GROUPS:
-            state.apply(GroupPut(GroupSettings(group, retry_times_max=RETRY_TIMES_MAX)))
+            mode = ConsumeMode.POP if group == RECEIVING else ConsumeMode.PULL
+            settings = GroupSettings(
+                group, retry_times_max=RETRY_TIMES_MAX, policy=GroupPolicy(mode=mode)
+            )
+            changes: list[Change] = [GroupPut(settings), *state.plan_policy(settings)]
+            for change in changes:
+                state.apply(change)
         return state
 
     def put_histories(self, state: BrokerState, histories: Sequence[History]) -> None:

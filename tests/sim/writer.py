@@ -17,11 +17,14 @@ from cometmq.errors import (
     StaleEpoch,
 )
 from cometmq.format import record
+from cometmq.format.halves import OP_TOPIC, OpRecord, op_records
+from cometmq.member.state.halves import now_of, open_halves
 from cometmq.member.state.statelog import encode_record, load
 from cometmq.member.state.tail import progress_of
 from cometmq.messaging.changes import DelaysReached
 from cometmq.messaging.delay import DelayProgress
 from cometmq.messaging.generations import EPOCH_SHIFT, History
+from cometmq.messaging.handle_secrets import SECRET_BYTES
 from cometmq.messaging.locks import LockTable
 from cometmq.messaging.state import BrokerState
 from cometmq.replication.epoch_history import common_end
@@ -49,6 +52,7 @@ from tests.sim.lease import LeaseClient
 from tests.sim.log import Log
 from tests.sim.member import GROUP, Member, Role, reason_of
 from tests.sim.network import End, Stream
+from tests.sim.services import CHECK_RULES
 from tests.sim.storage import (
     HOST,
     STATE_INDEX,
@@ -231,13 +235,52 @@ class Writer(Role):
         state = load(log, lambda: topics.new_state(self._histories))
         topics.put_histories(state, self._histories)
         delays = progress_of(log, state, self.clock.monotonic_s())
+        for change in state.plan_secret(
+            self.clock.wall_ms(), self.world.rng.randbytes(SECRET_BYTES)
+        ):
+            state.apply(change)
         state.apply(DelaysReached(delays.offsets))
         delays.written = delays.offsets
+        self._open_halves(state, log)
         return state, delays
+
+    def _open_halves(self, state: BrokerState, log: Any) -> None:
+        """As ``cometmq.member.state.opening`` does it."""
+        table = state.halves
+        missing = open_halves(log, table, table.log_end, CHECK_RULES, now_of(self.clock))
+        if missing:
+            self.world.counts["halves that a crash left without an op record"] += len(missing)
+            for op in op_records(missing, HOST):
+                self._append_op(op)
+            table.told(len(self.disk.queues[self.group.indexes[OP_TOPIC, 0]]), missing)
+        table.log_end = {}
+        table.written = table.progress
+
+    def _append_op(self, op: OpRecord) -> None:
+        disk, index, now_ms = self.disk, self.group.indexes[OP_TOPIC, 0], self.clock.wall_ms()
+        units, uid = disk.queues[index], self.group.new_uids(1)
+        number, chain = (units[-1].number, units[-1].chain) if units else (0, 0)
+        data = op.encode(number, disk.end, now_ms, HOST)
+        made = Record(
+            disk.end,
+            disk.end + len(data),
+            uid,
+            self.epoch,
+            index,
+            number + 1,
+            hash((chain, uid)),
+            self.rules.demands[index],
+            (),
+            data,
+            op.tags_code(now_ms),
+        )
+        disk.append([made])
 
     def _snapshot(self) -> Record:
         """A state snapshot begins the epoch."""
-        [told] = self._messages.snapshot_records()
+        [told] = self._messages.snapshot_records(
+            next_offset_of=lambda *key: len(self.disk.queues[self.group.indexes[key]])
+        )
         sent = record.decode(encode_record(told, HOST, 0))
         disk = self.disk
         data, tags = stamped(sent, 0)(len(disk.states), disk.end, self.clock.wall_ms())
