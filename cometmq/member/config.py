@@ -238,6 +238,15 @@ class MemberConfig(ServiceConfig):
             rocketmq="timerMaxDelaySec",
         ),
     )
+    timer_messages_per_second_max: int = field(
+        default=0,
+        metadata=about(
+            "Messages that may wait for the same second; above it FLOW_CONTROL. 0: no limit.",
+            unit="messages",
+            minimum=0,
+            rocketmq="timerCongestNumEachSlot",
+        ),
+    )
 
     # --- transactions ---
     transaction_time_out: int = field(

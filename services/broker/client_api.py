@@ -30,6 +30,7 @@ from services.broker.resets import OffsetResets
 from services.broker.send_calls import SendCalls
 from services.broker.servicer import BrokerServicer, StreamShares
 from services.broker.structured import StructuredEncoder
+from services.broker.timer_slots import TimerSlots
 from services.broker.writer_core import WriterCore
 
 HOUR_S = 3_600.0
@@ -112,7 +113,9 @@ class ClientApi:
         replies = Replies(
             storage.store, keeper, Finder(core.reader), identity.cluster, metrics, clock
         )
-        produce = ProduceHandler(storage, keeper, policy, host, metrics, clock, replies)
+        slots_max = config.timer_messages_per_second_max
+        slots = TimerSlots(slots_max, writer.timers.count_between) if slots_max else None
+        produce = ProduceHandler(storage, keeper, policy, host, metrics, clock, replies, slots)
         encoder = StructuredEncoder(
             core.state.topics,
             policy.auto_created_queues,

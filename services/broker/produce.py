@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
@@ -33,6 +34,7 @@ from cometmq.replication.watermarks import REPLICATED, DurabilityClass, union
 from cometmq.rpc.shares import Buckets
 from cometmq.store.writer import Appended
 from services.broker.stored_batch import stored_batch
+from services.broker.timer_slots import TimerSlots
 
 AUTO_CREATED_QUEUES_MAX = 4  # of a topic that its first message makes, as in RocketMQ
 
@@ -134,6 +136,7 @@ class ProduceHandler:
         observer: ProduceObserver,
         clock: Clock,
         replies: ReplyTaker | None = None,
+        timer_slots: TimerSlots | None = None,
     ) -> None:
         # Of batches that wait for copies, and of all others that wait, answered late or not: each
         # keeps its place in the queues of what waits, and copies may lag for long.
@@ -146,6 +149,7 @@ class ProduceHandler:
         self._observer = observer
         self._clock = clock
         self._replies = replies
+        self._timer_slots = timer_slots
         self._quotas = QuotaTable("of sends to topic")
         self._creations = Buckets(
             policy.topic_creations_max,
@@ -254,6 +258,7 @@ class ProduceHandler:
             claims, client_id or address_of_host(born_host), came_s
         )
         has_halves = self._check_half_room(claims)
+        slots = self._check_slots(records, claims)
         self._storage.check_room(len(records))
         acks = union([segment.ack_demands for segment in segments])
         for_copies = acks is not DurabilityClass.ASYNC and bool(acks & REPLICATED)
@@ -264,6 +269,7 @@ class ProduceHandler:
         ticket = self._storage.append(
             records, segments, born_host=born_host, store_host=self._store_host
         )
+        self._take_slots(slots)
         if has_halves:
             self._open_halves(claims, ticket.appended.queue_offsets, came_s)
         streams = self._keeper.state.streams
@@ -286,6 +292,17 @@ class ProduceHandler:
             record_count,
             timers=_timer_runs(claims, ticket.appended.queue_offsets, record_count),
         )
+
+    def _check_slots(self, records: bytes, claims: Sequence[Claim]) -> Counter[int]:
+        """How many messages wait for which second. FlowControl: too many wait for one."""
+        if self._timer_slots is None:
+            return Counter()
+        runs = [(claim.timer, claim.record_count) for claim in claims]
+        return self._timer_slots.check(records, runs, self._clock.wall_ms())
+
+    def _take_slots(self, counts: Counter[int]) -> None:
+        if self._timer_slots is not None:
+            self._timer_slots.add(counts)
 
     def _check_quotas(self, claims: Sequence[Claim], client: str, now_s: float) -> bool:
         """Whether any topic of the batch has a quota. FlowControl: the client has used it up."""

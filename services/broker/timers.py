@@ -282,6 +282,13 @@ class TimerService:
                 first += max(1, len(units) // queueunit.UNIT_BYTES)
         return found
 
+    def count_between(self, first_ms: int, end_ms: int) -> int:
+        """About how many messages wait for a time from ``first_ms`` to before ``end_ms``."""
+        try:
+            return self.index.count_until(end_ms - 1) - self.index.count_until(first_ms - 1)
+        except StoreDamaged:  # the next turn makes it again
+            return 0
+
     async def count_until(self, last_ms: int) -> int:
         """About how many messages wait for a time until then: recalled ones count too."""
         async with self._one_at_a_time:

@@ -16,6 +16,7 @@ from cometmq.errors import (
     BatchMalformed,
     CometError,
     DelayInvalid,
+    FlowControl,
     InvalidRequest,
     MessageTypeMismatch,
     NoPermission,
@@ -290,3 +291,33 @@ async def test_what_is_sent_back_comes_after_its_own_delay(tmp_path: Path) -> No
         broker.crash()
     async with running_broker(tmp_path) as broker:
         assert await end_of(broker, "%RETRY%G") == 2
+
+
+async def test_a_second_that_is_full_takes_no_more(tmp_path: Path) -> None:
+    """Also when it was filled before a restart; other seconds do."""
+    hour_s = now_ms() // 1_000 + 3_600
+    options = {"timer_messages_per_second_max": 10}
+
+    def sent(count: int, second: int) -> pb.SendRequest:
+        each = [outgoing(b"x", deliver_at_ms=1_000 * second + 37 * n) for n in range(count)]
+        return pb.SendRequest(messages=each)
+
+    async with running_broker(tmp_path, **options) as broker:
+        await broker.put_topic("T", 1)
+        await broker.stub.Send(sent(7, hour_s))
+        assert isinstance(await refusal(broker.stub.Send(sent(4, hour_s))), FlowControl)
+        await broker.stub.Send(sent(3, hour_s))
+        assert isinstance(await refusal(broker.stub.Send(sent(1, hour_s))), FlowControl)
+        await broker.stub.Send(sent(10, hour_s + 1))
+        await broker.stub.Send(pb.SendRequest(messages=[outgoing(b"plain")] * 20))
+
+    async with running_broker(tmp_path, **options) as broker:
+
+        async def is_loaded() -> bool:
+            request = pb.ListDelayedRequest(until_ms=[FUTURE_MS])
+            return list((await broker.admin.ListDelayed(request)).counts) == [20]
+
+        await until_async(is_loaded)
+        assert isinstance(await refusal(broker.stub.Send(sent(1, hour_s))), FlowControl)
+        after = pb.SendRequest(messages=[outgoing(b"x", delay_ms=5)] * 10)
+        await broker.stub.Send(after)

@@ -1,0 +1,64 @@
+"""How many messages may wait for the same second: flow control of a moment that everybody chose."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+from cometmq.errors import FlowControl
+from cometmq.format.record import decode_all
+from cometmq.format.timers import TimerForm, due_ms
+
+SECONDS_KNOWN_MAX = 100_000
+SECOND_MS = 1_000
+
+
+class TimerSlots:
+    """``count_between`` counts the messages that wait for a time from the first to before the
+    second, in ms.
+    """
+
+    def __init__(self, messages_max: int, count_between: Callable[[int, int], int]) -> None:
+        self._messages_max = messages_max
+        self._count_between = count_between
+        self._counts: OrderedDict[int, int] = OrderedDict()  # by second
+
+    def check(
+        self, records: bytes, runs: Sequence[tuple[TimerForm, int]], now_ms: int
+    ) -> Counter[int]:
+        """How many messages of a batch wait for each second, for :meth:`add`. ``runs``: how the
+        records of each segment name their time, and how many there are. FlowControl: with them some
+        second has too many. BatchMalformed.
+        """
+        wanted: Counter[int] = Counter()
+        if not any(form for form, _ in runs):
+            return wanted
+        found = iter(decode_all(records))
+        for form, count in runs:
+            base_ms = now_ms if form is TimerForm.AFTER else 0
+            for one in islice(found, max(0, count)):
+                named_ms = due_ms(one.raw_properties) if form else None
+                if named_ms is not None and base_ms + named_ms > now_ms:
+                    wanted[(base_ms + named_ms) // SECOND_MS] += 1
+        for second, count in wanted.items():
+            waiting = self._count(second)
+            if waiting + count > self._messages_max:
+                raise FlowControl(
+                    f"{waiting} messages wait for the second {second} since 1970, "
+                    f"{self._messages_max} may (timer_messages_per_second_max)"
+                )
+        return wanted
+
+    def add(self, counts: Counter[int]) -> None:
+        """The batch is in the log."""
+        for second, count in counts.items():
+            self._counts[second] = self._count(second) + count
+
+    def _count(self, second: int) -> int:
+        if second not in self._counts:
+            first_ms = second * SECOND_MS
+            self._counts[second] = self._count_between(first_ms, first_ms + SECOND_MS)
+            if len(self._counts) > SECONDS_KNOWN_MAX:
+                self._counts.popitem(last=False)
+        return self._counts[second]
