@@ -35,9 +35,12 @@ from services.broker import acks, receive
 from tests.support.cluster.broker import BrokerClient, LiveBroker, refusal, running_broker
 from tests.support.cluster.live_group import live_group
 from tests.support.cluster.pop_cluster import Ahead
+from tests.support.independent.index import Shape
+from tests.support.independent.reader import Store
 from tests.support.waiting import until_async
 
 DLQ, RETRY = "%DLQ%G", "%RETRY%G"
+INDEX_OPTIONS = {"max_hash_slot_num": 100, "max_index_num": 400}
 
 
 def subscription(topic: str, *tags: str, sql: str = "") -> pb.Subscription:
@@ -266,6 +269,42 @@ async def test_a_restart_keeps_leases_and_acknowledgements(tmp_path: Path) -> No
 
 def _bodies(run: pb.ReceivedRun) -> list[bytes]:
     return [one.body for one in record.decode_all(run.records)]
+
+
+async def test_the_documents_alone_tell_what_members_have(tmp_path: Path) -> None:
+    """An independent reader of the folder knows the leases and floors that the broker knows."""
+    clock = Ahead()
+    async with running_broker(tmp_path, clock=clock, **INDEX_OPTIONS) as broker:
+        await sent(broker, 2, *numbers(0, 40))
+        runs = (await receive_from(broker, max_count=30)).runs
+        await ack(broker, pb.AckItem(handle=runs[0].handle, first_offset=3, count=4))
+        await change(broker, later(runs[0].handle, first=10, count=2))
+        clock.later_s = 31
+        again = await receive_from(broker, subscription("T", sql="n IS NULL"), max_count=7)
+        await ack(broker, *(run.handle for run in again.runs[1:]))
+    async with running_broker(tmp_path, clock=clock, **INDEX_OPTIONS) as broker:
+        await ack(broker, again.runs[0].handle)
+        wanted = {
+            key: (
+                queue.next_offset,
+                queue.floor,
+                {one.number: (one.visible_ms, one.attempt, one.count) for one in queue},
+            )
+            for key, queue in broker.state.pops.of_group("G").items()
+        }
+    with Store(tmp_path / "store", Shape(*INDEX_OPTIONS.values())) as store:
+        assert store.state is not None
+        found = {
+            (topic, queue_id): (
+                pop.next_offset,
+                pop.floor,
+                {number: (*one[:2], len(one[2])) for number, one in pop.leases.items()},
+            )
+            for (_, topic, queue_id), pop in store.state.pops.items()
+        }
+        committed = {key[1:]: one.offset for key, one in store.state.offsets.items()}
+    assert found == wanted
+    assert committed == {key: floor for key, (_, floor, _) in wanted.items()}
 
 
 async def test_an_attempt_that_comes_again_gets_the_same(tmp_path: Path) -> None:
