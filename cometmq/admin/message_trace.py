@@ -31,6 +31,7 @@ GROUPS_MAX = 1_000  # of a broker group, that are asked how far they are
 # Events.
 PRODUCED, STORED, DELIVERED, CONSUMED = "produced", "stored", "delivered", "consumed"
 RETRIED, DEAD_LETTER, RECALLED = "sent back", "dead letter", "recalled"
+RESENT = "sent again"  # a dead letter, to its group
 ENDED, CHECKED = "transaction ended", "transaction checked"
 PASSED, NOT_PASSED = "group is past it", "group is before it"
 # Where they are known from.
@@ -218,10 +219,16 @@ def _others(records: Sequence[tuple[TraceRecord, MessageView]]) -> Iterator[Trac
 
 
 async def _tries(connection: Connection, group: str, unique_id: str) -> list[TraceEventView]:
-    """What the group sent back, and what it gave up."""
+    """What the group sent back, what it gave up, and what of that was sent to it again."""
     events = []
-    for prefix, event in ((RETRY_PREFIX, RETRIED), (DLQ_PREFIX, DEAD_LETTER)):
+    for prefix in (RETRY_PREFIX, DLQ_PREFIX):
         for message in await _stored(connection, prefix + group, unique_id):
+            tries = message.reconsume_times  # of a dead letter that was sent again: none
+            if prefix == DLQ_PREFIX:
+                event, detail = DEAD_LETTER, message.message_id
+            else:
+                event = RETRIED if tries else RESENT
+                detail = f"{message.message_id}, try {tries + 1}"
             events.append(
                 TraceEventView(
                     message.store_time_ms,
@@ -229,9 +236,7 @@ async def _tries(connection: Connection, group: str, unique_id: str) -> list[Tra
                     unique_id,
                     message.properties.get(RETRY_TOPIC, ""),
                     group,
-                    detail=f"{message.message_id}, try {message.reconsume_times + 1}"
-                    if event == RETRIED
-                    else message.message_id,
+                    detail=detail,
                 )
             )
     return events

@@ -9,7 +9,6 @@ import math
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import sysconfig
 import time
@@ -28,13 +27,13 @@ from cometmq.admin.local import LocalCluster
 from cometmq.admin.views import GroupProgressView, GroupStatusView, LogChecksumView
 from cometmq.clock import SystemClock
 from cometmq.errors import CometError
-from examples.roundtrip import checker, failing
+from examples.roundtrip import cases, checker
 from examples.roundtrip.checker import Report, Scrape, WriterChange
+from examples.roundtrip.process import MODULE, Worker, WorkerFailed, ended, now_ms
 from examples.roundtrip.worker import text_files
 
 FOLDER = Path(__file__).resolve().parents[2] / "data" / "run"
 MARK = "made-by-roundtrip"  # only a folder with this file in it is ever emptied
-WORKER = "examples.roundtrip.worker"
 TOPIC, GROUP = "stdlib_lines", "roundtrip"
 QUEUES = 4  # of each broker group
 PRODUCER_COUNT, CONSUMER_COUNT = 2, 3
@@ -46,6 +45,8 @@ OPTIONS = {
     # is for machines that also do other things.
     "lease_duration_s": "3",
     "lease_renew_s": "1",
+    "trace_topic_enable": "true",
+    "transaction_check_interval": "2000",  # a check that died with the writer comes again soon
 }
 # Shares of the messages that are acknowledged when
 HAND_OVER_AT = 0.25  # … the group hands over,
@@ -56,6 +57,7 @@ STALL_S_MAX = 60.0  # without an acknowledgement, a commit or a new writer: the 
 SPARK_S_MAX = 180.0
 POLL_S, PRINT_S = 0.1, 2.0
 
+DONE = "✓ every line came back, byte for byte, and every single message as expected"
 KEPT = f"""
 The cluster is still up, with all messages in it. Look at it, change the writer of {CHANGING} again
 or kill it (`cometmq local up` starts it again), compare the logs, and stop it, keeping the data:
@@ -65,18 +67,11 @@ or kill it (`cometmq local up` starts it again), compare the logs, and stop it, 
   cometmq cluster status
   cometmq group progress {GROUP}
   cometmq message consume {TOPIC} --count 5 --tag toml
+  cometmq message trace --topic payments --key payment
   cometmq broker step-down --broker-group {CHANGING}
   cometmq broker checksum
   cometmq local down
 """
-
-
-class WorkerFailed(Exception):
-    """A child process ended with an error; the text holds the end of its log."""
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 async def run(arguments: argparse.Namespace) -> Report:
@@ -95,7 +90,7 @@ async def run(arguments: argparse.Namespace) -> Report:
         await ops.wait_for_brokers(connection, cluster.broker_groups, deadline_s=READY_S_MAX)
         scrapes = [await scrape(cluster)]
         await ops.create_topic(connection, TOPIC, read_queue_count=QUEUES, write_queue_count=QUEUES)
-        async with failing.failing_order(connection, cluster.namesrv) as listener:
+        async with cases.prepared(connection, cluster.namesrv, folder, CHANGING) as running:
             with closing(Traffic(cluster.namesrv, folder, message_count)) as traffic:
                 await traffic.start_consumers(cluster)
                 traffic.start_producers(root, arguments.rate)
@@ -104,9 +99,12 @@ async def run(arguments: argparse.Namespace) -> Report:
                 scrapes.append(await scrape(cluster))
                 hand_over = await step_down(connection)
 
+                running.open()
                 await traffic.until(KILL_AT, stored_after_ms=hand_over.to_ms)
                 scrapes.append(await scrape(cluster))
-                fail_over = await kill_writer(connection, cluster)
+                await running.begin()
+                fail_over = await kill_writer(connection, cluster, running.killed)
+                running.go_on(fail_over)
 
                 if not arguments.no_lag:
                     await traffic.until(HOLD_AT)
@@ -121,14 +119,14 @@ async def run(arguments: argparse.Namespace) -> Report:
                     lag = await lag_by_spark(folder)
                 await traffic.until(1.0)
                 await traffic.stop_consumers(connection)
-            await failing.resend(connection, listener, report)
+            await running.end(report)
         left = await uncommitted(connection)
         steady = sum(
             queue.message_count
             for queue in await ops.topic_status(connection, TOPIC)
             if queue.broker_group != CHANGING
         )
-        views = await checksums(connection)
+        views = await checksums(connection, cluster)
         scrapes.append(await scrape(cluster))
 
     body_bytes = sum(len(line) for lines in files.values() for line in lines)
@@ -168,36 +166,6 @@ async def cluster_in(folder: Path, keep: bool) -> AsyncIterator[LocalCluster]:
             await local.down(folder)
 
 
-class Worker:
-    """A child process; its standard output and its standard error go to two files."""
-
-    def __init__(self, folder: Path, name: str, module: str, *arguments: str) -> None:
-        self.name, self.output, self._log = name, folder / f"{name}.out", folder / f"{name}.log"
-        command = [sys.executable, "-m", module, *arguments]
-        with self.output.open("wb") as stdout, self._log.open("wb") as stderr:
-            self._process = subprocess.Popen(command, stdout=stdout, stderr=stderr)
-        self.signal = self._process.send_signal
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    @property
-    def running(self) -> bool:
-        """Raises WorkerFailed if the process has ended with an error."""
-        status = self._process.poll()
-        if status:
-            tail = self._log.read_text(errors="replace")[-2_000:]
-            raise WorkerFailed(f"{self.name} ended with status {status}:\n{tail}")
-        return status is None
-
-    def latest(self) -> dict[str, Any]:
-        """The last whole line of JSON that the process has printed."""
-        lines = self.output.read_bytes().rpartition(b"\n")[0].splitlines()
-        found: dict[str, Any] = json.loads(lines[-1]) if lines else {"acked": 0, "stored_ms": {}}
-        return found
-
-
 class Traffic:
     """The producers and the consumers. The end of the ``with`` block kills those that still run."""
 
@@ -216,7 +184,7 @@ class Traffic:
         """Returns when they wait for messages of every queue at the pull-hold."""
         for number, spool in enumerate(self.spools):
             command = ("consume", *self._names, "--group", GROUP, "--spool", str(spool))
-            self._workers.append(Worker(self._folder, f"consumer-{number}", WORKER, *command))
+            self._workers.append(Worker(self._folder, f"consumer-{number}", MODULE, *command))
         (pullhold,) = cluster.pullholds
         wanted = QUEUES * len(cluster.broker_groups)
 
@@ -231,7 +199,7 @@ class Traffic:
         shared = ("--root", str(root), "--of", str(PRODUCER_COUNT), "--rate", str(rate))
         for number in range(PRODUCER_COUNT):
             command = ("produce", *self._names, *shared, "--number", str(number))
-            self._workers.append(Worker(self._folder, f"producer-{number}", WORKER, *command))
+            self._workers.append(Worker(self._folder, f"producer-{number}", MODULE, *command))
 
     async def until(self, share: float, stored_after_ms: int = 0) -> None:
         """Until this share of the messages is acknowledged, and CHANGING has stored one of them
@@ -242,8 +210,8 @@ class Traffic:
         latest, changed_s, printed_s = -1, 0.0, time.monotonic()
         while any([worker.running for worker in self._workers][CONSUMER_COUNT:]):
             said = [producer.latest() for producer in self._workers[CONSUMER_COUNT:]]
-            acked, now_s = sum(one["acked"] for one in said), time.monotonic()
-            stored_ms = max(one["stored_ms"].get(CHANGING, 0) for one in said)
+            acked, now_s = sum(one.get("acked", 0) for one in said), time.monotonic()
+            stored_ms = max(one.get("stored_ms", {}).get(CHANGING, 0) for one in said)
             if acked >= share * self._message_count and stored_ms > stored_after_ms:
                 return
             if acked != latest:
@@ -273,17 +241,6 @@ class Traffic:
         await ended(self._workers, READY_S_MAX)
 
 
-async def ended(workers: Sequence[Worker], seconds_max: float) -> None:
-    """Until the workers have ended by themselves. Errors: WorkerFailed, TimeoutError."""
-
-    async def all_ended() -> bool:
-        return not any([worker.running for worker in workers])
-
-    if not await until(all_ended, seconds_max):
-        names = ", ".join(worker.name for worker in workers)
-        raise TimeoutError(f"{names}: still running after {seconds_max:.0f} s")
-
-
 async def step_down(connection: Connection) -> WriterChange:
     """What ``cometmq broker step-down`` does."""
     asked_ms = now_ms()
@@ -295,9 +252,11 @@ async def step_down(connection: Connection) -> WriterChange:
     return WriterChange(CHANGING, asked_ms, now_ms())
 
 
-async def kill_writer(connection: Connection, cluster: LocalCluster) -> WriterChange:
-    """``kill -9`` for the writer once every member is in sync; returns when another member has
-    taken over.
+async def kill_writer(
+    connection: Connection, cluster: LocalCluster, killed: Callable[[], None]
+) -> WriterChange:
+    """``kill -9`` for the writer once every member is in sync; then calls ``killed``, and returns
+    when another member has taken over.
     """
     members = {p.member_id: p for p in cluster.brokers if p.broker_group == CHANGING}
     before = await group_status_when(
@@ -306,6 +265,7 @@ async def kill_writer(connection: Connection, cluster: LocalCluster) -> WriterCh
     assert before.writer is not None
     members[before.writer].id.signal(signal.SIGKILL)
     killed_ms = now_ms()
+    killed()
     after = await group_status_when(
         connection, lambda group: group.epoch > before.epoch, STALL_S_MAX
     )
@@ -381,11 +341,13 @@ async def uncommitted(connection: Connection) -> int:
     )
 
 
-async def checksums(connection: Connection) -> list[LogChecksumView]:
-    """What ``cometmq broker checksum`` shows, once every follower has everything."""
+async def checksums(connection: Connection, cluster: LocalCluster) -> list[LogChecksumView]:
+    """What ``cometmq broker checksum`` shows, once every follower is there and has everything."""
 
     async def caught_up() -> bool:
-        return all(member.behind_bytes == 0 for member in await brokers.describe(connection))
+        members = await brokers.describe(connection)
+        there = len(members) == len(cluster.brokers)
+        return there and all(member.behind_bytes == 0 for member in members)
 
     if not await until(caught_up, READY_S_MAX):
         raise TimeoutError(f"a follower is still behind after {READY_S_MAX:.0f} s")
@@ -445,9 +407,9 @@ def main(argv: Sequence[str]) -> int:
     except (CometError, WorkerFailed, OSError) as error:
         print(f"{type(error).__name__}: {error}")
         return 1
-    print("", *report.figures, sep="\n")
+    print("", *report.cases, "", *report.figures, sep="\n")
     complaints = [f"✗ {complaint}" for complaint in report.complaints]
-    print(*complaints or ["✓ every line came back, byte for byte"], sep="\n")
+    print(*complaints or [DONE], sep="\n")
     if arguments.keep:
         print(KEPT.format(cluster=shlex.quote(str(arguments.folder / "cluster"))))
     return 1 if report.complaints else 0

@@ -23,8 +23,11 @@ Scrape = Mapping[str, Mapping[str, float]]  # process name → metric → sum ov
 
 @dataclass
 class Report:
-    """What a person reads at the end: figures, and a sentence for everything that must not be."""
+    """What a person reads at the end: a block for each single message, figures, and a sentence for
+    everything that must not be.
+    """
 
+    cases: list[str] = field(default_factory=list)
     figures: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""A producer or a consumer process of the round trip, with the SDK alone.
+"""A process of the round trip, with the SDK alone: a producer, a consumer, or one that dies.
 
 A producer sends the lines of its files, one message a line, and prints a line of JSON now and then:
 ``acked`` messages, and in ``stored_ms`` for each broker group when it stored the newest of them.
@@ -6,6 +6,10 @@ A producer sends the lines of its files, one message a line, and prints a line o
 A consumer writes every message it gets into its spool, until SIGTERM: a line of JSON for each
 batch, which is an array of :class:`Arrival`. A message counts as consumed when it is in the spool.
 SIGUSR1 holds the consumer back, SIGUSR2 lets it go on.
+
+The one that dies waits for SIGUSR1, stores a message of a transaction, does its own work, which is
+to make a file, and never ends the transaction: it waits to be killed. It prints a line of JSON when
+it begins to wait, and when it has done its work: ``unique_id`` of the message, empty at first.
 """
 
 from __future__ import annotations
@@ -35,6 +39,8 @@ from cometmq.client import (
     PushConsumerOptions,
     ReceivedMessage,
     SendReceipt,
+    TransactionProducer,
+    TransactionState,
 )
 
 SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
@@ -171,11 +177,36 @@ async def consume(arguments: argparse.Namespace) -> None:
             await stopped.wait()
 
 
+async def pay(arguments: argparse.Namespace) -> None:
+    """Never returns. Nobody is asked about its message before it is two seconds old."""
+
+    def check(_: ReceivedMessage) -> TransactionState:
+        return TransactionState.UNKNOWN
+
+    def show(unique_id: str) -> None:
+        print(json.dumps({"unique_id": unique_id}), flush=True)
+
+    begun = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, begun.set)
+    options = ProducerOptions(trace_enable=True)
+    async with TransactionProducer(
+        arguments.namesrv, arguments.group, check, options=options
+    ) as producer:
+        show("")
+        await begun.wait()
+        one = producer.transaction(check_immunity_s=2)
+        receipt = await one.send(Message(arguments.topic, b"a payment", keys=("payment",)))
+        arguments.done.touch()
+        show(receipt.unique_id)
+        await asyncio.Event().wait()
+
+
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m examples.roundtrip.worker")
     roles = parser.add_subparsers(required=True)
     producer, consumer = roles.add_parser("produce"), roles.add_parser("consume")
-    for role, work in ((producer, produce), (consumer, consume)):
+    payer = roles.add_parser("pay")
+    for role, work in ((producer, produce), (consumer, consume), (payer, pay)):
         role.add_argument("--namesrv", required=True)
         role.add_argument("--topic", required=True)
         role.set_defaults(work=work)
@@ -185,6 +216,8 @@ def main(argv: list[str]) -> None:
     producer.add_argument("--rate", type=int, default=0, help="messages a second; 0 = no limit")
     consumer.add_argument("--group", required=True)
     consumer.add_argument("--spool", type=Path, required=True, help="file to write")
+    payer.add_argument("--group", required=True)
+    payer.add_argument("--done", type=Path, required=True, help="file to make")
     arguments = parser.parse_args(argv)
     uvloop.run(arguments.work(arguments))
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from cometmq.admin import message_trace
+from cometmq.admin import dead_letters, message_trace
 from cometmq.admin.cli import cli
 from cometmq.admin.connection import Connection
 from cometmq.admin.views import TraceEventView
@@ -91,6 +91,20 @@ async def test_a_traced_message_is_told_from_its_send_to_its_dead_letter(tmp_pat
         # The unique id does as well: the trace knows the topic.
         assert await message_trace.trace_message(connection, receipt.unique_id) == events
         assert await message_trace.trace_key(connection, "T", "k") == events
+
+
+async def test_a_dead_letter_that_was_sent_again_is_told_so(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (namesrv, _, connection):
+        async with Producer(namesrv) as producer:
+            receipt = await producer.send_and_wait(Message("T", b"1"))
+        await fail_and_give_up(namesrv)
+        letters = [view async for view, _ in dead_letters.read_dead_letters(connection, "G")]
+        await dead_letters.resend(connection, "G", letters)
+        events = await message_trace.trace_message(connection, receipt.message_id)
+        tries = [(event.event, event.detail.rpartition(", ")[2]) for event in events[2:5]]
+        assert tries[0] == ("sent back", "try 2")
+        assert tries[1][0] == "dead letter"
+        assert tries[2] == ("sent again", "try 1")
 
 
 async def test_without_trace_records_brokers_tell_what_they_know(tmp_path: Path) -> None:
