@@ -112,7 +112,16 @@ class OrderlyQueue(AssignedQueue):
 class _Lane:
     """Messages of one queue that are consumed one after the other: a ``listener.Queue``."""
 
-    __slots__ = ("_batch_count", "_key", "_piece", "_queue", "_running", "_waiting", "_workers")
+    __slots__ = (
+        "_batch_count",
+        "_comes_again",
+        "_key",
+        "_piece",
+        "_queue",
+        "_running",
+        "_waiting",
+        "_workers",
+    )
 
     def __init__(
         self, queue: OrderlyQueue, key: bytes | int, workers: Workers, batch_count: int
@@ -122,6 +131,7 @@ class _Lane:
         self._workers = workers
         self._batch_count = batch_count
         self._running = 0
+        self._comes_again = False  # a part of the piece waits for its time
         self._waiting: deque[Work] = deque()  # the piece's, and what comes behind it
         self._piece: Work | None = None  # with the workers, at the broker, or waits for its time
 
@@ -137,6 +147,8 @@ class _Lane:
     @running.setter
     def running(self, running: int) -> None:
         self._queue.running += running - self._running
+        if running > self._running:
+            self._comes_again = False
         self._running = running
 
     @property
@@ -155,7 +167,10 @@ class _Lane:
         """As ``listener.Queue`` says."""
         self._queue.finish(run, start, stop)
         work, low = self._piece, run.low
-        if work is None or work.run is not run or (low < work.stop and low < run.limit):
+        if work is None or work.run is not run:
+            return
+        if low < work.stop and low < run.limit:
+            self._look_after(work, low)
             return
         if low < run.limit:  # mostly there is more of the same work
             work.cursor, work.stop = low, min(low + self._batch_count, run.limit)
@@ -165,6 +180,19 @@ class _Lane:
             self._queue.forget(self._key)
             return
         self._workers.append(work)  # who calls sees to it
+
+    def redeliver(self, work: Work, start: int, stop: int, delay_s: float | None = None) -> None:
+        """A part of the piece comes again; nothing else of the lane does meanwhile."""
+        self._comes_again = True
+        self._workers.redeliver(work, start, stop, delay_s)
+
+    def _look_after(self, work: Work, low: int) -> None:
+        """What nobody took back comes again, in order: as far as a message that was taken."""
+        if self._running or self._comes_again:
+            return
+        end = min(work.stop, work.run.limit)
+        stop = next((n for n in range(low, end) if work.run.is_finished(n)), end)
+        self.redeliver(work, low, stop)
 
     def go_on(self) -> None:
         """A rewind may have cut the piece off while no call had it: then nobody finishes it."""
@@ -178,6 +206,7 @@ class _Lane:
     def _next_piece(self) -> bool:
         """Cut the next piece off what waits; False: nothing does."""
         self._piece = None
+        self._comes_again = False
         while self._waiting:
             work = self._waiting[0]
             first = max(work.cursor, work.run.low)
@@ -201,9 +230,7 @@ def _part(
     return RunPart(run, places), [messages[place] for place in places]
 
 
-def orderly_not_done(
-    workers: Workers, send_back: SendBack, options: PushConsumerOptions
-) -> NotDone:
+def orderly_not_done(send_back: SendBack, options: PushConsumerOptions) -> NotDone:
     """What failed comes again after a wait; after the last try, if there is one, it is a dead
     letter.
     """
@@ -214,6 +241,19 @@ def orderly_not_done(
             send_back(work, start, stop, DEAD_LETTER_LEVEL)
         else:
             suspend_ms = later.suspend_ms or options.suspend_queue_ms
-            workers.redeliver(work, start, stop, suspend_ms / 1000)
+            assert isinstance(work.queue, _Lane)
+            work.queue.redeliver(work, start, stop, suspend_ms / 1000)
 
     return not_done
+
+
+def orderly_in_place(work: Work, start: int, stop: int, _: Later) -> None:
+    """What failed comes again, without end; nothing goes to the broker."""
+    assert isinstance(work.queue, _Lane)
+    work.queue.redeliver(work, start, stop)
+
+
+def leave_to_lane(_work: Work, _start: int, _stop: int) -> None:
+    """What no broker takes back: its lane lets it come again when all answers are there, for two
+    messages of a lane must not come at a time.
+    """

@@ -61,6 +61,10 @@ class Run:
         self.next_offset = min(self.next_offset, offset)
         return dropped
 
+    def is_finished(self, index: int) -> bool:
+        """Whether the message is."""
+        return bool(self.finished[index])
+
     @property
     def committable(self) -> int:
         """Offset of the lowest unfinished message, or of what follows the run."""
@@ -87,6 +91,10 @@ class RunPart:
     def limit(self) -> int:
         """So many of them count."""
         return bisect_left(self.places, self.run.limit)
+
+    def is_finished(self, index: int) -> bool:
+        """Whether the message is."""
+        return bool(self.run.finished[self.places[index]])
 
     def pass_finished(self) -> None:
         """Moves ``low`` to the first message that is not finished."""

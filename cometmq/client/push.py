@@ -23,7 +23,7 @@ from cometmq.client.namespaces import Namespace
 from cometmq.client.offset_file import OffsetFile
 from cometmq.client.offsets import BrokerCalls
 from cometmq.client.options import PushConsumerOptions, backoff_policy, check_named, options_of
-from cometmq.client.orderly import orderly_not_done
+from cometmq.client.orderly import leave_to_lane, orderly_in_place, orderly_not_done
 from cometmq.client.pop_share import PopShare
 from cometmq.client.positions import OffsetStore, check_store
 from cometmq.client.push_queues import PushQueues
@@ -190,6 +190,8 @@ class PushConsumer:
         if self._retries is not None:
             self._send_failed_back()
             self._share.subscribe_early(self._retries, Filter())
+        elif self._options.orderly and not self._is_pop:
+            self._workers.not_done = orderly_in_place
         self._queues.start(self._tasks)
         if not self._is_pop:
             self._share.start(self._tasks)
@@ -217,12 +219,13 @@ class PushConsumer:
 
     def _send_failed_back(self) -> None:
         workers, options = self._workers, self._options
+        redeliver = leave_to_lane if options.orderly else workers.redeliver
         send_backs = SendBacks(
-            self._calls, self._tasks, options.retry_times_max, workers.redeliver, workers.wake
+            self._calls, self._tasks, options.retry_times_max, redeliver, workers.wake
         )
         if options.orderly:
             # A call that takes long goes on: the queue cannot pass it by.
-            workers.not_done = orderly_not_done(workers, send_backs.put, options)
+            workers.not_done = orderly_not_done(send_backs.put, options)
         else:
             workers.send_back = send_backs.put
             workers.not_done = lambda work, start, stop, later: send_backs.put(

@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from cometmq.client.fetcher import Fetcher
 from cometmq.client.listener import Work, Workers
-from cometmq.client.messages import OrderBy, PullBatch, PullOutcome
+from cometmq.client.messages import Later, OrderBy, PullBatch, PullOutcome
 from cometmq.client.options import PushConsumerOptions
-from cometmq.client.orderly import OrderlyQueue
+from cometmq.client.orderly import OrderlyQueue, leave_to_lane, orderly_in_place
 from cometmq.client.progress import Progress
 from cometmq.client.queue_locks import Lock
 from cometmq.client.received import ReceivedMessage
@@ -59,6 +59,12 @@ class _Workers:
 
     def __init__(self) -> None:
         self.work: list[Work] = []
+        self.delayed: list[Work] = []
+
+    def redeliver(self, work: Work, start: int, stop: int, delay_s: float | None = None) -> None:
+        again = Work(work.queue, work.run, work.messages)
+        again.cursor, again.stop = start, stop
+        self.delayed.append(again)
 
     def push(self, work: Work) -> None:
         self.work.append(work)
@@ -95,7 +101,7 @@ class MessageGroups(RuleBasedStateMachine):
         )
         self.progress = self.queue._progress = Progress(START)
         self.calls: list[Call] = []  # that run, or are at the broker to be sent back
-        self.delayed: list[Work] = []
+        self.delayed = self.workers.delayed
         # The model: what was read and counts, by offset: its key; and which of it is done.
         self.read: dict[int, str] = {}
         self.done: set[int] = set()
@@ -148,9 +154,7 @@ class MessageGroups(RuleBasedStateMachine):
         first = min(start + done, stop)
         stop = min(stop, work.run.limit)
         if first < stop:
-            again = Work(work.queue, work.run, work.messages)
-            again.cursor, again.stop = first, stop
-            self.delayed.append(again)
+            orderly_in_place(work, first, stop, Later())
         # What a fence has cut off meanwhile does not count.
         self.done |= set(offsets[: max(0, min(first, work.run.limit) - start)])
         work.queue.finish(work.run, start, first)
@@ -177,9 +181,7 @@ class MessageGroups(RuleBasedStateMachine):
                     self.done.add(offsets[n])
                 work.queue.finish(work.run, place, place + 1)
             else:
-                again = Work(work.queue, work.run, work.messages)
-                again.cursor, again.stop = place, place + 1
-                self.delayed.append(again)
+                leave_to_lane(work, place, place + 1)
                 work.queue.finish(work.run, place, place)
 
     @precondition(lambda self: self.delayed)
