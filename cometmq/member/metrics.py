@@ -308,7 +308,10 @@ class MemberMetrics:
 
     def pop_delivered(self, topic: str, group: str, count: int, attempt: int) -> None:
         """A member of a group received messages."""
-        self._given_back.add((topic, group))
+        if (topic, group) not in self._given_back:
+            # From 0 on, else Prometheus sees no increase when the first one is lost.
+            self._pop_lost.labels(*self.node, topic, group)
+            self._given_back.add((topic, group))
         self._pop_delivered.labels(*self.node, topic, group).inc(count)
         if attempt > 1:
             self._pop_delivered_again.labels(*self.node, topic, group).inc(count)

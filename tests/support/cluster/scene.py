@@ -9,15 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-from cometmq.client import Message, Producer, PushConsumer, ReceivedMessage
+from cometmq.client import (
+    Later,
+    Message,
+    Producer,
+    PushConsumer,
+    ReceivedMessage,
+    SimpleConsumer,
+    TransactionProducer,
+    TransactionState,
+)
 from cometmq.rpc.channels import open_channel
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2, namesrv_pb2, namesrv_pb2_grpc
@@ -29,6 +38,7 @@ from tests.support.waiting import until_async, wait_until
 CLUSTER = "shop"
 NAMESPACE = "queues"
 TOPICS = {"Orders": ASYNC, "Payments": SYNC}
+JOBS, REQUESTS = "Jobs", "Requests"  # delayed, in transactions, given back; and with replies
 IDLE_GROUP = "audit"  # commits once and reads nothing
 SMALL = {
     "mapped_file_size_commit_log": 4 * 1024 * 1024,
@@ -105,6 +115,11 @@ def _wait_for_samples(prometheus: Prometheus, process_count: int) -> None:
         'cometmq_rpc_streams_ended_total{response_code="OK"}',
         "cometmq_replica_connected == 1",
         'cometmq_namesrv_members{broker_group="g1", role="follower"} == 1',
+        'cometmq_pop_delivered_again_messages_total{consumer_group="boxes"}',
+        'rocketmq_send_back_messages_total{consumer_group="workers"}',
+        'rocketmq_send_to_dlq_messages_total{consumer_group="workers"}',
+        "rocketmq_timer_dequeue_total",
+        "cometmq_replies_total",
     )
 
     def seen() -> bool:
@@ -149,11 +164,13 @@ async def _play(services: tuple[Service, ...], stop: threading.Event) -> None:
     try:
         await _prepare(brokers)
         consumer = PushConsumer(namesrv, "billing", _read)
-        async with Producer(namesrv) as producer, consumer:
+        async with Producer(namesrv) as producer, consumer, AsyncExitStack() as stack:
             for topic in TOPICS:
                 await consumer.subscribe(topic)
+            play_jobs = await _jobs(namesrv, stack)
             while not stop.is_set():
                 await _once(producer, brokers)
+                await play_jobs()
                 await asyncio.sleep(0.1)
     finally:
         for broker in brokers:
@@ -178,9 +195,44 @@ async def _writers(namesrv: str) -> list[BrokerClient]:
 
 async def _prepare(brokers: list[BrokerClient]) -> None:
     for broker in brokers:
-        for topic, flush in TOPICS.items():
+        for topic, flush in {**TOPICS, JOBS: ASYNC, REQUESTS: ASYNC}.items():
             await broker.put_topic(topic, 2, flush)
         await broker.commit(IDLE_GROUP, ("Orders", 0, 0, 0))
+
+
+async def _jobs(namesrv: str, stack: AsyncExitStack) -> Callable[[], Awaitable[None]]:
+    """What plays a few delayed messages, transactions, requests, and jobs that are given back."""
+    producer = await stack.enter_async_context(
+        TransactionProducer(namesrv, "shop", lambda _: TransactionState.UNKNOWN, topics=[JOBS])
+    )
+    workers = await stack.enter_async_context(PushConsumer(namesrv, "workers", _give_back))
+    await workers.subscribe(JOBS)
+    boxes = await stack.enter_async_context(SimpleConsumer(namesrv, "boxes"))
+    await boxes.subscribe(JOBS)
+
+    async def answer(messages: list[ReceivedMessage]) -> None:
+        for message in messages:
+            await desk.reply(message, b"yes")
+
+    desk = await stack.enter_async_context(PushConsumer(namesrv, "desk", answer))
+    await desk.subscribe(REQUESTS)
+
+    async def play() -> None:
+        await producer.send(Message(JOBS, b"x", delay_level=1))
+        await producer.send(Message(JOBS, b"x", delay_ms=200))
+        for is_committed in (True, False):
+            one = producer.transaction()
+            await one.send(Message(JOBS, b"x"))
+            await (one.commit() if is_committed else one.rollback())
+        await producer.request(Message(REQUESTS, b"x"), 30.0)
+        await boxes.receive(8, invisible_ms=10_000, wait_ms=0)  # never acknowledged
+
+    return play
+
+
+async def _give_back(messages: list[ReceivedMessage]) -> Later:
+    """A job that cannot be done: it comes again, or is dead."""
+    return Later(delay_level=1 if messages[0].queue_offset % 2 else -1)
 
 
 async def _read(_: list[ReceivedMessage]) -> None:
