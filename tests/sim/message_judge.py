@@ -101,8 +101,13 @@ class MessageJudge:
         self._world.counts["recalled in time" if in_time else "recalled too late"] += 1
         units = writer.disk.queues[self._judge.group.indexes[TIMER_QUEUE]]
         source = units[recall.decode(handle).offset].start
-        made = [fact for fact in self._all(writer.disk) if fact.source == source]
-        if in_time != any(fact.is_tombstone for fact in made):
+        stored = [one for one in writer.disk.records if one.queue >= 0]
+        made = [one for one in stored if self._fact(one).source == source]
+        tombstones = [one for one in made if self._fact(one).is_tombstone]
+        if not in_time and tombstones and tombstones[0].epoch < writer.epoch:
+            # Behind its time a later writer does not know which messages were recalled.
+            self._world.counts["recalled by an earlier writer, answered as too late"] += 1
+        elif in_time != bool(tombstones):
             raise Violation(f"a recall of {source} says {in_time}, the log has {made}")
 
     # --- what a log tells -------------------------------------------------------------------------
