@@ -9,7 +9,7 @@ from collections.abc import Callable
 from cometmq.replication.insync import SetPolicy
 from cometmq.replication.lease import Reason
 from cometmq.replication.watermarks import DurabilityClass
-from tests.sim.clients import Producer, Reader
+from tests.sim.clients import RESEND_S, Producer, Reader
 from tests.sim.consumers import Consumer
 from tests.sim.crew import Crew
 from tests.sim.faults import FAULTS, OFTEN, SELDOM, Faults, force
@@ -108,6 +108,7 @@ def _converge(group: Group, judge: Judge, faults: Faults, crew: Crew) -> None:
     _wait(group, faults, lambda: _served(group), PEACE_S_MAX)
     crew.stop(Producer)
     crew.stop_transactions()
+    world.run(world.now + RESEND_S)  # what they have begun comes to its end
     _wait(group, faults, lambda: _is_drained(group, judge), DRAIN_S_MAX)
     for kind in (Consumer, Receiver, Transactor):
         crew.stop(kind)
