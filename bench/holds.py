@@ -28,8 +28,8 @@ from bench.group import wait_for
 from bench.processes import REPOSITORY, STOP_S_MAX, Child, Line, cpu_seconds, say
 from cometmq.admin import local
 from cometmq.admin.local import LocalProcess
-from cometmq.client.connections import Connections
-from cometmq.client.long_poller import LongPoller
+from cometmq.client.cluster.connections import Connections
+from cometmq.client.reading.long_poller import LongPoller
 from cometmq.rpc.channels import open_channel
 from cometmq.rpc.tasks import Tasks
 from cometmq.v1 import broker_pb2, broker_pb2_grpc, common_pb2

@@ -200,8 +200,8 @@ async def allocate_queues(
     ``strategy``: one of ALLOCATIONS.
     """
     # Here, because no other command wants the SDK, whose import takes 0.1 s.
-    from cometmq.client.rebalance import Allocation, allocate
-    from cometmq.client.routing import readable_queues
+    from cometmq.client.cluster.routing import readable_queues
+    from cometmq.client.group.rebalance import Allocation, allocate
 
     queues = readable_queues(await connection.route(name))
     return [

@@ -12,6 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cometmq.client.arrow import to_arrow
+    from cometmq.client.consuming.queue_listener import QueueListener
+    from cometmq.client.group.rebalance import (
+        Allocation,
+        ByConfig,
+        ByMachineRoom,
+        MachineRoomNearby,
+        Strategy,
+    )
     from cometmq.client.hooks import (
         ConsumeContext,
         ConsumeHook,
@@ -30,32 +38,24 @@ if TYPE_CHECKING:
         PullOutcome,
         SendReceipt,
     )
-    from cometmq.client.offsets import Bounds
     from cometmq.client.options import (
         ProducerOptions,
         PullConsumerOptions,
         PushConsumerOptions,
         SimpleConsumerOptions,
     )
-    from cometmq.client.otel import ConsumeSpans, SendSpans
-    from cometmq.client.positions import OffsetStore
     from cometmq.client.producer import Producer
     from cometmq.client.pull import PullConsumer
     from cometmq.client.push import PushConsumer
-    from cometmq.client.queue_listener import QueueListener
-    from cometmq.client.rebalance import (
-        Allocation,
-        ByConfig,
-        ByMachineRoom,
-        MachineRoomNearby,
-        Strategy,
-    )
+    from cometmq.client.reading.offsets import Bounds
+    from cometmq.client.reading.positions import OffsetStore
     from cometmq.client.received import ReceivedMessage
     from cometmq.client.selectors import at_random, by_hash
-    from cometmq.client.send_many import SendReceipts
+    from cometmq.client.sending.send_many import SendReceipts
     from cometmq.client.simple import SimpleConsumer
-    from cometmq.client.transaction_checks import TransactionState
-    from cometmq.client.transactions import (
+    from cometmq.client.tracing.otel import ConsumeSpans, SendSpans
+    from cometmq.client.transactions.checks import TransactionState
+    from cometmq.client.transactions.producer import (
         CommitReceipt,
         Transaction,
         TransactionListener,
@@ -67,24 +67,24 @@ if TYPE_CHECKING:
     from cometmq.rpc.polling import poll_in_one_thread
 
 _MODULES = {
-    "Allocation": "cometmq.client.rebalance",
-    "Bounds": "cometmq.client.offsets",
-    "ByConfig": "cometmq.client.rebalance",
-    "ByMachineRoom": "cometmq.client.rebalance",
-    "CommitReceipt": "cometmq.client.transactions",
+    "Allocation": "cometmq.client.group.rebalance",
+    "Bounds": "cometmq.client.reading.offsets",
+    "ByConfig": "cometmq.client.group.rebalance",
+    "ByMachineRoom": "cometmq.client.group.rebalance",
+    "CommitReceipt": "cometmq.client.transactions.producer",
     "Compression": "cometmq.format.compression",
     "ConsumeContext": "cometmq.client.hooks",
     "ConsumeFrom": "cometmq.client.messages",
     "ConsumeHook": "cometmq.client.hooks",
     "ConsumeMode": "cometmq.client.messages",
     "ConsumeResult": "cometmq.client.messages",
-    "ConsumeSpans": "cometmq.client.otel",
+    "ConsumeSpans": "cometmq.client.tracing.otel",
     "FilterHook": "cometmq.client.hooks",
     "Later": "cometmq.client.messages",
-    "MachineRoomNearby": "cometmq.client.rebalance",
+    "MachineRoomNearby": "cometmq.client.group.rebalance",
     "Message": "cometmq.model",
     "MessageModel": "cometmq.client.messages",
-    "OffsetStore": "cometmq.client.positions",
+    "OffsetStore": "cometmq.client.reading.positions",
     "OrderBy": "cometmq.client.messages",
     "Position": "cometmq.model",
     "Producer": "cometmq.client.producer",
@@ -95,23 +95,23 @@ _MODULES = {
     "PullOutcome": "cometmq.client.messages",
     "PushConsumer": "cometmq.client.push",
     "PushConsumerOptions": "cometmq.client.options",
-    "QueueListener": "cometmq.client.queue_listener",
+    "QueueListener": "cometmq.client.consuming.queue_listener",
     "QueueRef": "cometmq.model",
     "ReceivedMessage": "cometmq.client.received",
     "SendContext": "cometmq.client.hooks",
     "SendHook": "cometmq.client.hooks",
     "SendReceipt": "cometmq.client.messages",
-    "SendReceipts": "cometmq.client.send_many",
-    "SendSpans": "cometmq.client.otel",
+    "SendReceipts": "cometmq.client.sending.send_many",
+    "SendSpans": "cometmq.client.tracing.otel",
     "SendStatus": "cometmq.model",
     "SimpleConsumer": "cometmq.client.simple",
     "SimpleConsumerOptions": "cometmq.client.options",
-    "Strategy": "cometmq.client.rebalance",
-    "Transaction": "cometmq.client.transactions",
-    "TransactionListener": "cometmq.client.transactions",
-    "TransactionProducer": "cometmq.client.transactions",
-    "TransactionResult": "cometmq.client.transactions",
-    "TransactionState": "cometmq.client.transaction_checks",
+    "Strategy": "cometmq.client.group.rebalance",
+    "Transaction": "cometmq.client.transactions.producer",
+    "TransactionListener": "cometmq.client.transactions.producer",
+    "TransactionProducer": "cometmq.client.transactions.producer",
+    "TransactionResult": "cometmq.client.transactions.producer",
+    "TransactionState": "cometmq.client.transactions.checks",
     "at_random": "cometmq.client.selectors",
     "by_hash": "cometmq.client.selectors",
     "poll_in_one_thread": "cometmq.rpc.polling",

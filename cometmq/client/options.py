@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
+from cometmq.client.group.rebalance import Allocation, Strategy, is_strategy
 from cometmq.client.hooks import ConsumeHook, FilterHook, SendHook, are_hooks
 from cometmq.client.messages import ConsumeFrom, ConsumeMode, MessageModel, OrderBy
 from cometmq.client.namespaces import NAMESPACE
-from cometmq.client.rebalance import Allocation, Strategy, is_strategy
 from cometmq.errors import ConfigInvalid
 from cometmq.format.compression import Compression
 from cometmq.format.trace import TRACE_TOPIC

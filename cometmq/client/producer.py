@@ -13,22 +13,9 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from cometmq.client.batch import Waiter
-from cometmq.client.batcher import Buffer
-from cometmq.client.broker_sender import BrokerSender, QueueWriter
-from cometmq.client.connections import Connections
-from cometmq.client.hooks import SendHooks
-from cometmq.client.messages import SendReceipt
-from cometmq.client.names import check_topic
-from cometmq.client.namespaces import Namespace
-from cometmq.client.options import ProducerOptions, backoff_policy, options_of
-from cometmq.client.partitioner import StickyPartitioner, has_key
-from cometmq.client.recalls import Recaller
-from cometmq.client.received import ReceivedMessage
-from cometmq.client.replier import Replier
-from cometmq.client.requests import ReplyCallback, Requests, call_back
-from cometmq.client.routes import RouteWatcher
-from cometmq.client.routing import (
+from cometmq.client.cluster.connections import Connections
+from cometmq.client.cluster.routes import RouteWatcher
+from cometmq.client.cluster.routing import (
     AUTO_CREATE_TOPIC,
     auto_created_queues,
     is_ordered,
@@ -36,9 +23,23 @@ from cometmq.client.routing import (
     writable_queues,
     writers,
 )
+from cometmq.client.hooks import SendHooks
+from cometmq.client.messages import SendReceipt
+from cometmq.client.names import check_topic
+from cometmq.client.namespaces import Namespace
+from cometmq.client.options import ProducerOptions, backoff_policy, options_of
+from cometmq.client.received import ReceivedMessage
+from cometmq.client.requests.replier import Replier
+from cometmq.client.requests.requester import ReplyCallback, Requests, call_back
 from cometmq.client.selectors import choose_by_hash
-from cometmq.client.send_many import MessageRange, SendMany, SendReceipts, chunks
-from cometmq.client.tracing import SendTracer, TraceDispatcher
+from cometmq.client.sending.batch import Waiter
+from cometmq.client.sending.batcher import Buffer
+from cometmq.client.sending.broker_sender import BrokerSender, QueueWriter
+from cometmq.client.sending.partitioner import StickyPartitioner, has_key
+from cometmq.client.sending.recalls import Recaller
+from cometmq.client.sending.send_many import MessageRange, SendMany, SendReceipts, chunks
+from cometmq.client.sending.send_tracer import SendTracer
+from cometmq.client.tracing.dispatcher import TraceDispatcher
 from cometmq.clock import Clock, SystemClock
 from cometmq.errors import (
     ClientClosed,

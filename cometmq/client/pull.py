@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
-from cometmq.client.group_share import GroupShare
-from cometmq.client.long_poller import LongPoller
+from cometmq.client.consuming.pull_queues import PullQueues
+from cometmq.client.consuming.queue_listener import QueueListener
+from cometmq.client.group.share import GroupShare
 from cometmq.client.messages import SendReceipt
 from cometmq.client.names import (
     check_position,
@@ -21,15 +22,15 @@ from cometmq.client.names import (
     check_topic,
     filter_of,
 )
-from cometmq.client.offsets import ITEMS_PER_CALL_MAX, send_back_item
 from cometmq.client.options import PullConsumerOptions, backoff_policy, options_of
-from cometmq.client.positions import OffsetStore, check_store, may_pass
-from cometmq.client.pull_queues import PullQueues
-from cometmq.client.queue_calls import QueueCalls, good
-from cometmq.client.queue_listener import QueueListener
+from cometmq.client.reading.long_poller import LongPoller
+from cometmq.client.reading.offsets import ITEMS_PER_CALL_MAX, send_back_item
+from cometmq.client.reading.positions import OffsetStore, check_store, may_pass
+from cometmq.client.reading.queue_calls import QueueCalls, good
 from cometmq.client.received import ReceivedMessage
-from cometmq.client.replier import Replier
-from cometmq.client.tracing import ConsumeTracer, tracing_of
+from cometmq.client.requests.replier import Replier
+from cometmq.client.tracing.consume_tracer import ConsumeTracer
+from cometmq.client.tracing.dispatcher import tracing_of
 from cometmq.errors import DelayLevelInvalid, InvalidRequest
 from cometmq.model import DELAY_LEVEL_MAX, Filter, Position, QueueRef, check_delay
 from cometmq.rpc.retry import Backoff

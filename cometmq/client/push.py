@@ -12,26 +12,27 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, cast
 
-from cometmq.client.connections import Connections
-from cometmq.client.group_share import GroupShare
+from cometmq.client.cluster.connections import Connections
+from cometmq.client.cluster.routes import RouteWatcher
+from cometmq.client.consuming.listener import Listener, Work, Workers, check_listener, in_listener
+from cometmq.client.consuming.orderly import leave_to_lane, orderly_in_place, orderly_not_done
+from cometmq.client.consuming.push_queues import PushQueues
+from cometmq.client.consuming.send_backs import SendBacks
+from cometmq.client.group.share import GroupShare
 from cometmq.client.hooks import ConsumeHook, message_filter
-from cometmq.client.listener import Listener, Work, Workers, check_listener, in_listener
-from cometmq.client.long_poller import LongPoller
 from cometmq.client.messages import ConsumeMode, Later, MessageModel, OrderBy, SendReceipt
 from cometmq.client.names import check_group, check_topic, filter_of, of, own_group
 from cometmq.client.namespaces import Namespace
-from cometmq.client.offset_file import OffsetFile
-from cometmq.client.offsets import BrokerCalls
 from cometmq.client.options import PushConsumerOptions, backoff_policy, check_named, options_of
-from cometmq.client.orderly import leave_to_lane, orderly_in_place, orderly_not_done
-from cometmq.client.pop_share import PopShare
-from cometmq.client.positions import OffsetStore, check_store
-from cometmq.client.push_queues import PushQueues
+from cometmq.client.pop.share import PopShare
+from cometmq.client.reading.long_poller import LongPoller
+from cometmq.client.reading.offset_file import OffsetFile
+from cometmq.client.reading.offsets import BrokerCalls
+from cometmq.client.reading.positions import OffsetStore, check_store
 from cometmq.client.received import ReceivedMessage
-from cometmq.client.replier import Replier
-from cometmq.client.routes import RouteWatcher
-from cometmq.client.send_backs import SendBacks
-from cometmq.client.tracing import ConsumeTracer, tracing_of
+from cometmq.client.requests.replier import Replier
+from cometmq.client.tracing.consume_tracer import ConsumeTracer
+from cometmq.client.tracing.dispatcher import tracing_of
 from cometmq.errors import ClientClosed, ConfigInvalid
 from cometmq.model import RETRY_PREFIX, Filter, QueueRef
 from cometmq.rpc.retry import Backoff, BackoffPolicy

@@ -9,13 +9,12 @@ from collections.abc import Collection
 from types import TracebackType
 from typing import Self
 
-from cometmq.client.connections import Connections
+from cometmq.client.cluster.connections import Connections
+from cometmq.client.cluster.routes import RouteWatcher
 from cometmq.client.hooks import message_filter
-from cometmq.client.long_poller import LongPoller
 from cometmq.client.messages import SendReceipt
 from cometmq.client.names import check_group, check_topic, filter_of
 from cometmq.client.namespaces import Namespace
-from cometmq.client.offsets import BrokerCalls
 from cometmq.client.options import (
     INVISIBLE_MS_MAX,
     INVISIBLE_MS_MIN,
@@ -23,11 +22,13 @@ from cometmq.client.options import (
     backoff_policy,
     options_of,
 )
-from cometmq.client.pop_calls import Lease, PopAnswer, PopCalls, ack_items, not_held
+from cometmq.client.pop.calls import Lease, PopAnswer, PopCalls, ack_items, not_held
+from cometmq.client.reading.long_poller import LongPoller
+from cometmq.client.reading.offsets import BrokerCalls
 from cometmq.client.received import ReceivedMessage
-from cometmq.client.replier import Replier
-from cometmq.client.routes import RouteWatcher
-from cometmq.client.tracing import ConsumeTracer, tracing_of
+from cometmq.client.requests.replier import Replier
+from cometmq.client.tracing.consume_tracer import ConsumeTracer
+from cometmq.client.tracing.dispatcher import tracing_of
 from cometmq.errors import (
     ClientClosed,
     CometError,

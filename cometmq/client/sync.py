@@ -15,22 +15,23 @@ from typing import Any, Generic, Self, TypeVar
 
 import uvloop
 
-from cometmq.client import producer, pull, push, simple, transactions
-from cometmq.client.listener import Listener
+from cometmq.client import producer, pull, push, simple
+from cometmq.client.consuming.listener import Listener
+from cometmq.client.consuming.queue_listener import QueueListener
 from cometmq.client.messages import PullBatch, SendReceipt
-from cometmq.client.offsets import Bounds
 from cometmq.client.options import (
     ProducerOptions,
     PullConsumerOptions,
     PushConsumerOptions,
     SimpleConsumerOptions,
 )
-from cometmq.client.positions import OffsetStore
-from cometmq.client.queue_listener import QueueListener
+from cometmq.client.reading.offsets import Bounds
+from cometmq.client.reading.positions import OffsetStore
 from cometmq.client.received import ReceivedMessage
-from cometmq.client.requests import ReplyCallback
-from cometmq.client.send_many import SendReceipts
-from cometmq.client.transaction_checks import Check
+from cometmq.client.requests.requester import ReplyCallback
+from cometmq.client.sending.send_many import SendReceipts
+from cometmq.client.transactions import producer as transactions
+from cometmq.client.transactions.checks import Check
 from cometmq.errors import ClientClosed, CometError, InvalidRequest
 from cometmq.model import Message, Position, QueueRef
 

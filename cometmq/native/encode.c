@@ -1,4 +1,4 @@
-/* Records as the SDK sends them: cometmq/client/encoder.py. */
+/* Records as the SDK sends them: cometmq/client/sending/encoder.py. */
 
 #include "accelerator.h"
 

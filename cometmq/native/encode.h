@@ -1,4 +1,4 @@
-/* Records as the SDK sends them, one by one or many in a go: cometmq/client/encoder.py. */
+/* Records as the SDK sends them, one by one or many in a go: cometmq/client/sending/encoder.py. */
 
 #ifndef COMETMQ_ENCODE_H
 #define COMETMQ_ENCODE_H

@@ -57,8 +57,8 @@ class SharedOffsets(Protocol):
 
 class SendEach(Protocol):
     """What becomes of messages that are sent one by one. As
-    :class:`cometmq.client.send_many.SendMany`, but each message has a future; a place counts from
-    0. The futures behave as those of asyncio.
+    :class:`cometmq.client.sending.send_many.SendMany`, but each message has a future; a place
+    counts from 0. The futures behave as those of asyncio.
 
     Errors that nobody has looked at when it and its futures are gone are told to the loop's
     exception handler, once.
@@ -223,7 +223,7 @@ class Accelerator(Protocol):
         /,
     ) -> None:
         """Appends to ``buffer`` a record as the SDK sends it:
-        ``cometmq.client.encoder.RecordEncoder.append_record``.
+        ``cometmq.client.sending.encoder.RecordEncoder.append_record``.
 
         ``middle`` stands between the body and the eight digits of ``counter`` that end the
         properties. ValueError for a number that its field cannot hold.
@@ -246,7 +246,7 @@ class Accelerator(Protocol):
         /,
     ) -> bytes:
         """Appends to ``buffer`` the records of messages from ``at`` on:
-        ``cometmq.client.encoder.RecordEncoder.extend``.
+        ``cometmq.client.sending.encoder.RecordEncoder.extend``.
 
         Stops before the first one that is not of the form, has a sharding key where others have
         none (``is_keyed`` False) or none where they have one, a queue, a body above

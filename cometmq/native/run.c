@@ -1,5 +1,5 @@
 /* The open run of a producer's batch: messages of one queue are checked and encoded behind each other, each with a
- * future. cometmq/client/batcher.py begins and ends it. */
+ * future. cometmq/client/sending/batcher.py begins and ends it. */
 
 #include "accelerator.h"
 

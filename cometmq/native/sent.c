@@ -1,4 +1,4 @@
-/* What becomes of messages that were sent one by one: cometmq/client/batcher.py.
+/* What becomes of messages that were sent one by one: cometmq/client/sending/batcher.py.
  *
  * A batch decides ranges of them, and a future looks its range up when somebody asks. So deciding a thousand messages is
  * one step. A future that somebody waits for, or that has callbacks, becomes a front of a future of asyncio (`inner`),

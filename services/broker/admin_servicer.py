@@ -16,14 +16,14 @@ from cometmq.model import TopicConfig
 from cometmq.rpc.interceptors import to_proto
 from cometmq.rpc.shares import address_of
 from cometmq.v1 import broker_pb2
-from services.broker.clients import ClientList
-from services.broker.dead_letters import DeadLetters
-from services.broker.delayed_list import COUNTS_MAX, DelayedList, DelayedMessage, Wanted
-from services.broker.delayed_list import PAGE_MAX as DELAYED_PAGE_MAX
-from services.broker.group_coordinator import GroupCoordinator
-from services.broker.half_admin import HalfAdmin, HalfInfo
-from services.broker.resends import ITEMS_MAX, Asked, Resender, ResendItem
-from services.broker.resets import Bound, OffsetResets, QueueReset, ResetTarget
+from services.broker.delay.delayed_list import COUNTS_MAX, DelayedList, DelayedMessage, Wanted
+from services.broker.delay.delayed_list import PAGE_MAX as DELAYED_PAGE_MAX
+from services.broker.groups.clients import ClientList
+from services.broker.groups.coordinator import GroupCoordinator
+from services.broker.groups.resets import Bound, OffsetResets, QueueReset, ResetTarget
+from services.broker.retry.dead_letters import DeadLetters
+from services.broker.retry.resends import ITEMS_MAX, Asked, Resender, ResendItem
+from services.broker.transactions.half_admin import HalfAdmin, HalfInfo
 
 PAGE_MAX = 1_000  # half messages of an answer
 

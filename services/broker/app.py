@@ -30,12 +30,12 @@ from cometmq.telemetry import OutageLogger, fields
 from cometmq.v1 import namesrv_pb2
 from services.broker.admin_servicer import BrokerAdminServicer
 from services.broker.client_api import ClientApi
-from services.broker.delayed_list import DelayedList
-from services.broker.handover import HandOver
-from services.broker.insync import InSyncSet, policy_of
-from services.broker.replicas import FollowerTable
-from services.broker.replication import Replication
-from services.broker.replication_servicer import ReplicationServicer
+from services.broker.delay.delayed_list import DelayedList
+from services.broker.replication.handover import HandOver
+from services.broker.replication.insync import InSyncSet, policy_of
+from services.broker.replication.replicas import FollowerTable
+from services.broker.replication.replication import Replication
+from services.broker.replication.servicer import ReplicationServicer
 from services.broker.writer_core import WriterCore
 
 log = logging.getLogger(__name__)

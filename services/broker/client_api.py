@@ -17,20 +17,20 @@ from cometmq.messaging.state import BrokerState
 from cometmq.model import TopicConfig
 from cometmq.rpc.shares import Buckets
 from cometmq.telemetry import fields, logger
-from services.broker.acks import AckService
-from services.broker.clients import ClientList, Senders
-from services.broker.group_coordinator import GroupCoordinator
-from services.broker.membership import Groups
-from services.broker.pop_servicer import PopServices
-from services.broker.produce import ProduceHandler, ProducePolicy
-from services.broker.receive import ReceiveService
-from services.broker.replication import Replication
+from services.broker.delay.timer_slots import TimerSlots
+from services.broker.groups.clients import ClientList, Senders
+from services.broker.groups.coordinator import GroupCoordinator
+from services.broker.groups.membership import Groups
+from services.broker.groups.resets import OffsetResets
+from services.broker.pop.acks import AckService
+from services.broker.pop.receive import ReceiveService
+from services.broker.pop.servicer import PopServices
+from services.broker.replication.replication import Replication
 from services.broker.replies import Replies
-from services.broker.resets import OffsetResets
-from services.broker.send_calls import SendCalls
+from services.broker.sending.produce import ProduceHandler, ProducePolicy
+from services.broker.sending.send_calls import SendCalls
+from services.broker.sending.structured import StructuredEncoder
 from services.broker.servicer import BrokerServicer, StreamShares
-from services.broker.structured import StructuredEncoder
-from services.broker.timer_slots import TimerSlots
 from services.broker.writer_core import WriterCore
 
 HOUR_S = 3_600.0

@@ -28,7 +28,7 @@ from cometmq.messaging.groups import check_client_id
 from cometmq.model import TopicConfig
 from cometmq.store.base import BaseStore
 from cometmq.telemetry import fields, logger
-from services.broker.produce import Claim
+from services.broker.sending.produce import Claim
 
 WAITING_MAX = 10_000  # replies of one stream that its client has not taken
 IDS_MAX = 1_024  # correlation ids of one request

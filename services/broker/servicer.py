@@ -26,20 +26,21 @@ from cometmq.rpc.gate import Gate
 from cometmq.rpc.interceptors import to_proto
 from cometmq.rpc.shares import Shares, address_of, host_and_port
 from cometmq.v1 import broker_pb2, common_pb2, namesrv_pb2
-from services.broker import recalls, transaction_wire
-from services.broker.clients import Senders
-from services.broker.group_coordinator import GroupCoordinator
-from services.broker.group_views import GroupViews
-from services.broker.membership import MemberStream, Origin
-from services.broker.pop_servicer import PopServicer, PopServices
-from services.broker.produce import Accepted, Claim, ProduceHandler
-from services.broker.queue_locks import QueueLocks
-from services.broker.recalls import RecallService
+from services.broker.delay import recalls
+from services.broker.delay.recalls import RecallService
+from services.broker.groups.clients import Senders
+from services.broker.groups.coordinator import GroupCoordinator
+from services.broker.groups.membership import MemberStream, Origin
+from services.broker.groups.queue_locks import QueueLocks
+from services.broker.groups.views import GroupViews
+from services.broker.pop.servicer import PopServicer, PopServices
 from services.broker.replies import Outbox, Replies
-from services.broker.retries import ITEMS_MAX, RetryService, SendBackItem, SentBack
-from services.broker.send_calls import SendCalls, SentPlace
-from services.broker.transaction_checks import CheckStream, TransactionChecks
-from services.broker.transactions import TransactionService
+from services.broker.retry.retries import ITEMS_MAX, RetryService, SendBackItem, SentBack
+from services.broker.sending.produce import Accepted, Claim, ProduceHandler
+from services.broker.sending.send_calls import SendCalls, SentPlace
+from services.broker.transactions import wire as transaction_wire
+from services.broker.transactions.checks import CheckStream, TransactionChecks
+from services.broker.transactions.ends import TransactionService
 
 Context = Any  # grpc.aio.ServicerContext, whose message types differ from method to method
 LONE_BYTES_MAX = 4096  # of a batch whose sender may wait for its answer and send nothing else

@@ -19,18 +19,18 @@ from cometmq.messaging.topics import is_system
 from cometmq.replication.watermarks import STRICTEST, DurabilityClass, ReadableMaxima
 from cometmq.telemetry import fields, logger
 from cometmq.v1 import common_pb2, namesrv_pb2
-from services.broker.dead_letters import DeadLetters
-from services.broker.half_admin import HalfAdmin
-from services.broker.pop_groups import PopGroups
-from services.broker.queue_locks import QueueLocks
-from services.broker.recalls import RecallService
-from services.broker.resends import Resender
-from services.broker.retries import RetryService
-from services.broker.schedule import ScheduleService
+from services.broker.delay.recalls import RecallService
+from services.broker.delay.schedule import ScheduleService
+from services.broker.delay.timers import TimerService
+from services.broker.groups.queue_locks import QueueLocks
+from services.broker.pop.groups import PopGroups
+from services.broker.retry.dead_letters import DeadLetters
+from services.broker.retry.resends import Resender
+from services.broker.retry.retries import RetryService
 from services.broker.statewriter import StateWriter
-from services.broker.timers import TimerService
-from services.broker.transaction_checks import TransactionChecks
-from services.broker.transactions import TransactionService
+from services.broker.transactions.checks import TransactionChecks
+from services.broker.transactions.ends import TransactionService
+from services.broker.transactions.half_admin import HalfAdmin
 
 log = logger(__name__)
 

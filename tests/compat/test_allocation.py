@@ -14,7 +14,7 @@ from cometmq.client import (
     QueueRef,
     Strategy,
 )
-from cometmq.client.rebalance import allocate
+from cometmq.client.group.rebalance import allocate
 from scripts.maven import JavaMissing
 from tests.compat.listing import COMPARED
 from tests.compat.rocketmq import allocations

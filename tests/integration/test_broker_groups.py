@@ -14,7 +14,7 @@ from cometmq.member.state.keeper import StateKeeper
 from cometmq.messaging.state import STATE_TOPIC
 from cometmq.rpc.interceptors import error_from
 from cometmq.v1 import broker_pb2 as pb
-from services.broker.group_coordinator import GroupCoordinator
+from services.broker.groups.coordinator import GroupCoordinator
 from tests.support.cluster.broker import BrokerClient, LiveBroker, running_broker
 from tests.support.stores.gates import HeldFlush
 from tests.support.waiting import until, until_async

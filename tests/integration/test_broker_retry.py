@@ -28,7 +28,7 @@ from cometmq.model import PROPERTIES_BYTES_MAX
 from cometmq.rpc.interceptors import from_proto
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
-from services.broker import retries
+from services.broker.retry import retries
 from tests.support.cluster.broker import BrokerClient, encoded, numbered, refusal, running_broker
 from tests.support.waiting import until, until_async
 

@@ -26,7 +26,7 @@ from cometmq.client import (
     ReceivedMessage,
     routes,
 )
-from cometmq.client.connections import Connections
+from cometmq.client.cluster.connections import Connections
 from cometmq.errors import NotWriter, PeerUnavailable, TopicNotFound
 from cometmq.rpc import channel_pool
 from cometmq.rpc.retry import Backoff, BackoffPolicy

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cometmq.client import PushConsumer, PushConsumerOptions, ReceivedMessage, long_poller
-from cometmq.client.rendezvous import ranked
+from cometmq.client.cluster.rendezvous import ranked
 from cometmq.rpc.retry import BackoffPolicy
 from services.pullhold import holds
 from tests.support.cluster.broker import LiveBroker, running_broker, running_namesrv

@@ -77,7 +77,9 @@ async def test_a_producers_life_can_be_read(log: Log) -> None:
         options = ProducerOptions(retry_backoff_ms=2, retry_backoff_max_ms=10)
         async with Producer(f"{NOBODY};{namesrv.address}", options=options) as producer:
             await producer.send_and_wait(Message("T", b"1"))
-            await log.told("INFO:cometmq.client.broker_sender:batch refused", "broker_group=g1")
+            await log.told(
+                "INFO:cometmq.client.sending.broker_sender:batch refused", "broker_group=g1"
+            )
             await log.told("batch refused for now", "FLOW_CONTROL: too much at once", "again_s=")
             address = broker.address
             await broker.stop()
@@ -108,7 +110,7 @@ async def test_a_consumers_life_can_be_read(log: Log) -> None:
             await log.told("listener failed", *where, "attempt=1", "ValueError: no such customer")
             await log.told("listener answered", *where, "attempt=2", "answer='nonsense'")
             await log.told(
-                "WARNING:cometmq.client.group_share:nothing to read",
+                "WARNING:cometmq.client.group.share:nothing to read",
                 *("topic=Mispelt", "group=G", "cometmq topic create"),
             )
             await namesrv.put("Mispelt", broker)
@@ -144,7 +146,9 @@ async def test_without_any_name_server_a_consumer_does_not_wait_in_silence(log: 
     options = PushConsumerOptions(**FAST)
     async with PushConsumer(NOBODY, "G", listener, options=options) as consumer:
         await consumer.subscribe("T")
-        await log.told("WARNING:cometmq.client.routes:no name server answers", f"namesrv={NOBODY}")
+        await log.told(
+            "WARNING:cometmq.client.cluster.routes:no name server answers", f"namesrv={NOBODY}"
+        )
         await asyncio.sleep(0)
     assert log.stream.getvalue().count("WARNING") == 1, "once a minute, not once a try"
 
@@ -200,7 +204,7 @@ def test_no_line_of_the_sdk_leaves_its_facts_in_extra() -> None:
 
 def test_an_error_of_the_catalogue_is_named() -> None:
     stream = Log()
-    logger = logging.getLogger("cometmq.client.broker_sender")
+    logger = logging.getLogger("cometmq.client.sending.broker_sender")
     logger.addHandler(stream.handler)
     try:
         logger.warning("x", extra={"fields": {"error": TopicNotFound("no topic\nX")}})

@@ -23,7 +23,7 @@ from cometmq.client import (
     QueueRef,
     ReceivedMessage,
 )
-from cometmq.client.listener import check_listener
+from cometmq.client.consuming.listener import check_listener
 from cometmq.errors import (
     CometError,
     ConfigInvalid,

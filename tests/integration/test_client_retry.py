@@ -29,7 +29,7 @@ from cometmq.errors import (
     QueueNotFound,
 )
 from cometmq.format.delayed import SCHEDULE_TOPIC
-from services.broker.retries import RetryService
+from services.broker.retry.retries import RetryService
 from tests.support.cluster.broker import LiveBroker, running_broker, running_namesrv
 from tests.support.waiting import until
 

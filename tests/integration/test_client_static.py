@@ -27,7 +27,8 @@ from cometmq.client import (
 from cometmq.errors import ConfigInvalid, InvalidRequest, LimitExceeded
 from cometmq.rpc.interceptors import error_from
 from cometmq.v1 import broker_pb2 as pb
-from services.broker import client_api, group_coordinator
+from services.broker import client_api
+from services.broker.groups import coordinator as group_coordinator
 from tests.support.cluster.broker import LiveBroker, running_broker, running_namesrv
 from tests.support.waiting import until, until_async
 

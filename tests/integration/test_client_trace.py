@@ -25,8 +25,8 @@ from cometmq.client import (
     SimpleConsumerOptions,
     TransactionProducer,
     TransactionState,
-    tracing,
 )
+from cometmq.client.tracing import dispatcher
 from cometmq.errors import ConfigInvalid, SendTimeout
 from cometmq.format import trace
 from cometmq.format.ids import parse_message_id
@@ -240,7 +240,7 @@ async def test_a_received_message_is_traced_until_it_is_acknowledged(tmp_path: P
 async def test_without_a_trace_topic_messages_go_and_the_stop_waits_little(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tracing, "CLOSE_S_MAX", 0.2)
+    monkeypatch.setattr(dispatcher, "CLOSE_S_MAX", 0.2)
     async with cluster(tmp_path, trace_topic_enable=False) as (namesrv, _):
         async with Producer(namesrv, options=ProducerOptions(**TRACED)) as producer:
             await producer.send_and_wait(Message("T", b"."))

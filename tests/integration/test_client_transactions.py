@@ -22,7 +22,7 @@ from cometmq.client import (
     TransactionState,
     sync,
 )
-from cometmq.client.transaction_ends import TransactionEnds
+from cometmq.client.transactions.ends import TransactionEnds
 from cometmq.errors import (
     BodyTooLarge,
     ConfigInvalid,

@@ -27,7 +27,7 @@ from cometmq.model import MessageType
 from cometmq.rpc.interceptors import error_from, from_proto
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
-from services.broker.membership import NOTICE_S
+from services.broker.groups.membership import NOTICE_S
 from tests.support.cluster.broker import BrokerClient, refusal, running_broker, running_namesrv
 from tests.support.waiting import until, until_async
 

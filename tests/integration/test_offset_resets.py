@@ -36,7 +36,7 @@ from cometmq.format import record
 from cometmq.rpc.interceptors import error_from, from_proto
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2
-from services.broker.resets import OffsetResets
+from services.broker.groups.resets import OffsetResets
 from tests.support.cluster.broker import (
     BrokerClient,
     LiveBroker,

@@ -31,7 +31,7 @@ from cometmq.model import ReplicationMode
 from cometmq.rpc.interceptors import from_proto
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
-from services.broker import acks, receive
+from services.broker.pop import acks, receive
 from tests.support.cluster.broker import BrokerClient, LiveBroker, refusal, running_broker
 from tests.support.cluster.live_group import live_group
 from tests.support.cluster.pop_cluster import Ahead

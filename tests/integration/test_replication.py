@@ -18,8 +18,8 @@ from cometmq.rpc.interceptors import error_from
 from cometmq.store.disk.files import OsFiles
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import member_pb2
-from services.broker import handover
-from services.broker.insync import InSyncSet
+from services.broker.replication import handover
+from services.broker.replication.insync import InSyncSet
 from tests.support.cluster.broker import ASYNC, SYNC, refusal, running_namesrv
 from tests.support.cluster.live_group import LiveGroup, LiveMember, live_group
 from tests.support.waiting import until, until_async

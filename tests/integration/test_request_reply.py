@@ -22,11 +22,11 @@ from cometmq.client import (
     PushConsumerOptions,
     QueueRef,
     ReceivedMessage,
-    requests,
     sync,
 )
 from cometmq.client.received import decode_received
-from cometmq.client.replier import Replier
+from cometmq.client.requests import requester
+from cometmq.client.requests.replier import Replier
 from cometmq.errors import (
     ClientClosed,
     ClientIdInUse,
@@ -166,7 +166,7 @@ async def test_a_reply_leaves_the_namespace_of_its_request(tmp_path: Path) -> No
 async def test_both_sides_end_with_the_time_and_late_replies_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "TELL_LATE_S", 0.01)
+    monkeypatch.setattr(requester, "TELL_LATE_S", 0.01)
     seen: list[ReceivedMessage] = []
 
     def keep(message: ReceivedMessage) -> None:
@@ -236,14 +236,14 @@ async def test_what_came_while_the_requester_was_away_is_found_when_it_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_away = False
-    call = requests.Requests.call
+    call = requester.Requests.call
 
-    def call_unless_away(self: requests.Requests, address: str) -> requests.RepliesStream:
+    def call_unless_away(self: requester.Requests, address: str) -> requester.RepliesStream:
         if is_away:
             raise PeerUnavailable("the network is broken")
         return call(self, address)
 
-    monkeypatch.setattr(requests.Requests, "call", call_unless_away)
+    monkeypatch.setattr(requester.Requests, "call", call_unless_away)
     seen: list[ReceivedMessage] = []
     async with (
         cluster(tmp_path) as (namesrv, broker),
@@ -363,7 +363,7 @@ async def test_replies_to_nobody_and_bad_streams_are_refused(tmp_path: Path) -> 
 async def test_what_is_no_request_or_no_reply_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "OUTSTANDING_MAX", 2)
+    monkeypatch.setattr(requester, "OUTSTANDING_MAX", 2)
     async with cluster(tmp_path) as (namesrv, broker):
         plain = Message("T", b".", properties={"KEEP": "1"})
         options = ProducerOptions(route_timeout_ms=50)

@@ -40,7 +40,7 @@ from cometmq.model import QueueRef
 from cometmq.rpc.interceptors import from_proto
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
-from services.broker import resends as service
+from services.broker.retry import resends as service
 from services.broker.statewriter import StateWriter
 from tests.support.cluster.broker import (
     BrokerClient,

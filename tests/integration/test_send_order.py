@@ -17,7 +17,7 @@ from cometmq.client import Message, Producer, ProducerOptions, SendReceipt
 from cometmq.errors import BatchOutOfOrder, CometError, DiskFull, FlowControl
 from cometmq.format.record import Record
 from cometmq.v1 import broker_pb2 as pb
-from services.broker.produce import ProduceHandler
+from services.broker.sending.produce import ProduceHandler
 from tests.integration.test_failover import replicated
 from tests.support.cluster.broker import batch, running_broker, running_namesrv
 from tests.support.waiting import until

@@ -23,7 +23,7 @@ from cometmq.client import (
     QueueRef,
     ReceivedMessage,
 )
-from cometmq.client.rebalance import Allocation
+from cometmq.client.group.rebalance import Allocation
 from cometmq.client.selectors import choose_by_hash
 from cometmq.errors import (
     InvalidRequest,

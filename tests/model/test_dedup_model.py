@@ -15,7 +15,7 @@ from cometmq.member.state.statelog import newest_progress
 from cometmq.messaging import state
 from cometmq.messaging.dedup import Ids, StreamTable
 from cometmq.model import TopicConfig
-from services.broker.produce import Claim, ProduceHandler, ProducePolicy
+from services.broker.sending.produce import Claim, ProduceHandler, ProducePolicy
 from tests.support.cluster.broker import encoded
 from tests.support.cluster.members import Member, living_member
 from tests.support.stores.small_stores import HOST, WallClock

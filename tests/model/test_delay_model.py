@@ -19,8 +19,8 @@ from cometmq.member.metrics import MemberMetrics
 from cometmq.member.relay import RelayWriter
 from cometmq.messaging.changes import TopicPut
 from cometmq.model import TopicConfig
-from services.broker.produce import Claim, ProduceHandler, ProducePolicy
-from services.broker.schedule import ScheduleService
+from services.broker.delay.schedule import ScheduleService
+from services.broker.sending.produce import Claim, ProduceHandler, ProducePolicy
 from tests.support.cluster.broker import encoded
 from tests.support.cluster.members import Member, living_member
 from tests.support.stores.small_stores import HOST, START_MS, WallClock

@@ -10,13 +10,13 @@ from typing import Any, cast
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cometmq.client.fetcher import Fetcher
-from cometmq.client.listener import Work, Workers
+from cometmq.client.consuming.listener import Work, Workers
+from cometmq.client.consuming.orderly import OrderlyQueue, leave_to_lane, orderly_in_place
+from cometmq.client.group.queue_locks import Lock
 from cometmq.client.messages import Later, OrderBy, PullBatch, PullOutcome
 from cometmq.client.options import PushConsumerOptions
-from cometmq.client.orderly import OrderlyQueue, leave_to_lane, orderly_in_place
-from cometmq.client.progress import Progress
-from cometmq.client.queue_locks import Lock
+from cometmq.client.reading.fetcher import Fetcher
+from cometmq.client.reading.progress import Progress
 from cometmq.client.received import ReceivedMessage
 from cometmq.format.properties import encode as encode_properties
 from cometmq.format.record import encode

@@ -11,8 +11,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import count
 
-from cometmq.client.batch import Batch, Segment
-from cometmq.client.in_flight import InFlightBatches
+from cometmq.client.sending.batch import Batch, Segment
+from cometmq.client.sending.in_flight import InFlightBatches
 from cometmq.errors import BatchOutOfOrder
 from cometmq.messaging.send_order import SendOrder
 from cometmq.model import QueueRef

@@ -26,10 +26,10 @@ from cometmq.member.relay import RelayWriter
 from cometmq.member.state.statelog import oldest_timer
 from cometmq.model import TopicConfig
 from cometmq.store.timers import index
-from services.broker import timers as service
-from services.broker.produce import Claim, ProduceHandler, ProducePolicy
-from services.broker.recalls import RecallService
-from services.broker.timers import TimerService
+from services.broker.delay import timers as service
+from services.broker.delay.recalls import RecallService
+from services.broker.delay.timers import TimerService
+from services.broker.sending.produce import Claim, ProduceHandler, ProducePolicy
 from tests.support.cluster.broker import encoded
 from tests.support.cluster.members import Member, living_member
 from tests.support.stores.small_stores import HOST, START_MS, WallClock

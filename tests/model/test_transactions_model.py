@@ -34,9 +34,9 @@ from cometmq.messaging.transactions import (
     Resolution,
 )
 from cometmq.model import TopicConfig
-from services.broker.produce import Claim, ProduceHandler, ProducePolicy
-from services.broker.transaction_checks import CheckStream, TransactionChecks
-from services.broker.transactions import End, HalfName, TransactionService
+from services.broker.sending.produce import Claim, ProduceHandler, ProducePolicy
+from services.broker.transactions.checks import CheckStream, TransactionChecks
+from services.broker.transactions.ends import End, HalfName, TransactionService
 from tests.support.cluster.broker import encoded
 from tests.support.cluster.members import Member, living_member
 from tests.support.stores.small_stores import HOST, WallClock

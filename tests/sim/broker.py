@@ -17,10 +17,10 @@ from cometmq.messaging.groups import MemberTable
 from cometmq.messaging.offsets import CommittedOffset
 from cometmq.messaging.state import BrokerState
 from cometmq.model import Position, QueueKey, QueueRef, TopicConfig
-from services.broker.produce import Accepted, Claim, ProduceHandler, ProducePolicy
-from services.broker.queue_locks import QueueLocks
-from services.broker.retries import RetryService, SendBackItem, SentBack
-from services.broker.schedule import ScheduleService
+from services.broker.delay.schedule import ScheduleService
+from services.broker.groups.queue_locks import QueueLocks
+from services.broker.retry.retries import RetryService, SendBackItem, SentBack
+from services.broker.sending.produce import Accepted, Claim, ProduceHandler, ProducePolicy
 from tests.sim.services import CHECK_RULES, Later, Receiving
 from tests.sim.storage import HOST, Storage
 

@@ -18,7 +18,7 @@ from cometmq.format import delayed, record, timers
 from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.format.timers import TIMER_QUEUE, TimerForm
 from cometmq.model import Position
-from services.broker.produce import Accepted, Claim
+from services.broker.sending.produce import Accepted, Claim
 from tests.sim.member import Group, Member, MemberClock, Role
 from tests.sim.network import FIRST_CLIENT
 from tests.sim.storage import HOST

@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from cometmq.client.progress import Progress, Run
-from cometmq.client.queue_locks import RENEW_S, Lock, QueueLocks
-from cometmq.client.rebalance import Allocation, allocate
+from cometmq.client.group.queue_locks import RENEW_S, Lock, QueueLocks
+from cometmq.client.group.rebalance import Allocation, allocate
+from cometmq.client.reading.progress import Progress, Run
 from cometmq.errors import CometError, OffsetReset, PositionFenced, QueueLocked
 from cometmq.messaging.locks import LEASE_S
 from cometmq.messaging.retry import DEAD, retry_topic
 from cometmq.model import Position, QueueRef
-from services.broker.retries import SendBackItem
+from services.broker.retry.retries import SendBackItem
 from tests.sim.broker import Members
 from tests.sim.clients import UNTOLD, Client, ClientMachine
 from tests.sim.disk import Record

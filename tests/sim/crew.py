@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cometmq.client.rebalance import Allocation
+from cometmq.client.group.rebalance import Allocation
 from cometmq.errors import CometError
 from tests.sim.clients import Client, ClientMachine, Producer
 from tests.sim.consumers import Consumer, OrderlyConsumer

@@ -35,7 +35,7 @@ from cometmq.messaging.state import CHANGE
 from cometmq.model import DLQ_PREFIX, Position, QueueKey, QueueRef
 from cometmq.replication.lease import Reason
 from cometmq.replication.watermarks import REPLICATED
-from services.broker.retries import SendBackItem
+from services.broker.retry.retries import SendBackItem
 from tests.sim.disk import Disk, Record
 from tests.sim.member import WALL_WRONG_S_MAX, Group
 from tests.sim.topics import GROUPS, LEVELS, ORDERLY, RECEIVING

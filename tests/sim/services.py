@@ -22,15 +22,15 @@ from cometmq.messaging.pull import PullStatus
 from cometmq.messaging.timers import Timer
 from cometmq.messaging.transactions import CheckRules, EndedHalf
 from cometmq.model import Position, QueueKey
-from services.broker.acks import AckItem, AckService, ChangeItem
-from services.broker.pop_groups import PopGroups, Turn
-from services.broker.recalls import RecallService
-from services.broker.receive import ReceiveAsk, ReceiveService, Wanted
-from services.broker.resets import Bound, ResetTarget
-from services.broker.retries import RetryService
-from services.broker.timers import TimerService
-from services.broker.transaction_checks import Check, CheckStream, TransactionChecks
-from services.broker.transactions import End, HalfName, TransactionService
+from services.broker.delay.recalls import RecallService
+from services.broker.delay.timers import TimerService
+from services.broker.groups.resets import Bound, ResetTarget
+from services.broker.pop.acks import AckItem, AckService, ChangeItem
+from services.broker.pop.groups import PopGroups, Turn
+from services.broker.pop.receive import ReceiveAsk, ReceiveService, Wanted
+from services.broker.retry.retries import RetryService
+from services.broker.transactions.checks import Check, CheckStream, TransactionChecks
+from services.broker.transactions.ends import End, HalfName, TransactionService
 from tests.sim.disk import Record
 from tests.sim.storage import Storage
 from tests.sim.topics import BROKER_GROUP, RECEIVING

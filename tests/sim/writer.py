@@ -44,7 +44,7 @@ from cometmq.replication.watermarks import (
     DurabilityClass,
     HighWatermarks,
 )
-from services.broker.produce import Accepted, Claim
+from services.broker.sending.produce import Accepted, Claim
 from tests.sim.broker import Broker
 from tests.sim.disk import Disk, Histories, Record
 from tests.sim.follower import FollowerHello, Frame, WriterHello

@@ -27,7 +27,7 @@ from cometmq.rpc.channels import open_channel
 from cometmq.store.base import BaseStore
 from cometmq.v1 import member_pb2, member_pb2_grpc
 from services.broker import app as broker_app
-from services.broker.insync import InSyncSet
+from services.broker.replication.insync import InSyncSet
 from services.haslave import app as haslave_app
 from tests.support.cluster.broker import BrokerClient, config_for
 from tests.support.waiting import until, until_async

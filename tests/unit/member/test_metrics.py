@@ -12,7 +12,7 @@ from cometmq.format.properties import encode
 from cometmq.member.metrics import DiskCollector, MemberCollector, MemberMetrics
 from cometmq.messaging.groups import MemberTable
 from cometmq.model import Position
-from services.broker.membership import Groups
+from services.broker.groups.membership import Groups
 from tests.support.cluster.members import Member, living_member
 from tests.support.waiting import until
 

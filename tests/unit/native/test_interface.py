@@ -16,8 +16,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cometmq import model, native
-from cometmq.client import encoder, received
-from cometmq.client.stored_form import StoredForm
+from cometmq.client import received
+from cometmq.client.sending import encoder
+from cometmq.client.sending.stored_form import StoredForm
 from cometmq.clock import SystemClock
 from cometmq.errors import CometError
 from cometmq.format import (

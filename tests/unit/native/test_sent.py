@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from cometmq.client.batch import Batch, Segment
 from cometmq.client.messages import SendReceipt, StoredRun
-from cometmq.client.send_many import MessageRange
+from cometmq.client.sending.batch import Batch, Segment
+from cometmq.client.sending.send_many import MessageRange
 from cometmq.errors import CometError, FlowControl, SendTimeout
 from cometmq.model import QueueRef
 from cometmq.native import accelerator

@@ -1,0 +1,1 @@
+"""Where things are: routes, connections, and what comes over them."""

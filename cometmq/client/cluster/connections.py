@@ -1,0 +1,81 @@
+"""The channels of one client, and the stubs on them."""
+
+from __future__ import annotations
+
+import os
+
+import grpc
+
+from cometmq.client.cluster.pulled import Pulled
+from cometmq.errors import ConfigInvalid, InvalidRequest
+from cometmq.rpc.addresses import Resolver, parse_addresses
+from cometmq.rpc.channel_pool import ChannelPool
+from cometmq.v1 import broker_pb2, broker_pb2_grpc, hold_pb2_grpc, namesrv_pb2_grpc
+
+_PULL = "/cometmq.v1.BrokerService/Pull"
+
+NAMESRV_VARIABLE = "COMETMQ_NAMESRV"  # the command takes it too
+
+
+def _known(namesrv: object) -> str:
+    """What was given, else what the environment says."""
+    if namesrv is None:
+        namesrv = os.environ.get(NAMESRV_VARIABLE, "")
+    if not isinstance(namesrv, str):
+        raise ConfigInvalid(f"The name servers are a text, 'host:port;host:port', not {namesrv!r}.")
+    if not namesrv.strip():
+        raise ConfigInvalid(
+            f"No name server is known: give namesrv='host:port', or set {NAMESRV_VARIABLE}."
+        )
+    return namesrv
+
+
+class Connections:
+    """One channel for each address, opened when first asked for, and again when it has failed."""
+
+    def __init__(self, namesrv: str | None) -> None:
+        """ConfigInvalid: neither ``namesrv`` nor the environment names a name server."""
+        names = parse_addresses(_known(namesrv))
+        self.namesrv = ";".join(names)
+        self._resolver = Resolver(names)
+        self._channels = ChannelPool()
+        self._begun = False
+
+    def begin(self) -> None:
+        """The client's block begins. InvalidRequest when it has begun before."""
+        if self._begun:
+            raise InvalidRequest("A client is opened once: make another one for another block.")
+        self._begun = True
+
+    async def namesrv_addresses(self) -> tuple[str, ...]:
+        """host:port of every name server, names resolved now; those known before, or the names
+        themselves, when none resolves in time.
+        """
+        return await self._resolver.addresses()
+
+    def broker(self, address: str) -> broker_pb2_grpc.BrokerServiceAsyncStub:
+        return broker_pb2_grpc.BrokerServiceStub(self._channels.get(address))
+
+    def pull(
+        self, address: str
+    ) -> grpc.aio.UnaryUnaryMultiCallable[broker_pb2.PullRequest, Pulled]:
+        """The method Pull of a broker."""
+        return self._channels.get(address).unary_unary(
+            _PULL,
+            request_serializer=broker_pb2.PullRequest.SerializeToString,
+            response_deserializer=Pulled.from_wire,
+        )
+
+    def pullhold(self, address: str) -> hold_pb2_grpc.HoldServiceAsyncStub:
+        return hold_pb2_grpc.HoldServiceStub(self._channels.get(address))
+
+    def name_server(self, address: str) -> namesrv_pb2_grpc.NameServiceAsyncStub:
+        return namesrv_pb2_grpc.NameServiceStub(self._channels.get(address))
+
+    def forget(self, address: str) -> None:
+        """Another process is there now: the next call connects again."""
+        self._channels.drop(address)
+
+    async def close(self) -> None:
+        self._resolver.close()
+        await self._channels.close()

@@ -1,0 +1,1 @@
+"""From messages to the application: listeners, order, what is sent back."""

@@ -1,0 +1,377 @@
+"""The listener's workers: they take messages of all queues in the order of arrival and hand them to
+the application.
+
+A worker is a task that lives as long as the consumer; there is no task for a message. Work lies in
+one list of :class:`Work`: what one pull found, taken piece by piece.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import traceback
+from asyncio import Future, TimerHandle
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
+from typing import Protocol, TypeGuard, cast
+
+from cometmq.client.hooks import ConsumeHook, with_consume_hooks
+from cometmq.client.messages import ConsumeResult, Later
+from cometmq.client.names import of
+from cometmq.client.reading.progress import AnyRun
+from cometmq.client.received import ReceivedMessage
+from cometmq.client.threads import ListenerThreads
+from cometmq.errors import InvalidRequest
+from cometmq.model import DELAY_LEVEL_MAX, DELAY_MS_MAX
+from cometmq.rpc.retry import BackoffPolicy
+from cometmq.rpc.tasks import Tasks, is_cancelled
+from cometmq.telemetry import fields, logger
+
+Verdict = ConsumeResult | Later | None
+Listener = Callable[[list[ReceivedMessage]], Awaitable[Verdict] | Verdict]
+AsyncListener = Callable[[list[ReceivedMessage]], Awaitable[object]]
+# Sends messages `start` to `stop` of a work back to the broker, for a delay level.
+SendBack = Callable[["Work", int, int, int], None]
+# Sees to messages `start` to `stop` of a work that the listener has not done.
+NotDone = Callable[["Work", int, int, Later], None]
+
+# A call of the listener: with messages `start` to `stop` of a work.
+Call = tuple["Work", int, int]
+
+LOOKS_PER_TIMEOUT = 10  # at the calls that run, to find those that take too long
+
+_CALLS_PER_TURN_MAX = 32  # by one worker, when the listener never waits: others want the loop too
+
+TRACEBACK_EVERY_S = 60.0
+KINDS_MAX = 256
+
+# Whether a listener call runs here, or what it has started.
+in_listener: ContextVar[bool] = ContextVar("in_listener", default=False)
+
+_log = logger(__name__)
+
+
+def check_listener(listener: object) -> Listener:
+    """The listener itself; InvalidRequest when it cannot be one."""
+    if not callable(listener) or inspect.isclass(listener):
+        raise InvalidRequest(f"The listener must be a function, not {listener!r}.")
+    function = inspect.unwrap(listener)
+    if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+        name = getattr(function, "__name__", repr(function))
+        raise InvalidRequest(
+            f"The listener {name} is a generator: its body would never run. Use "
+            "`return` instead of `yield`."
+        )
+    try:
+        inspect.signature(listener).bind([])
+    except TypeError:
+        raise InvalidRequest(
+            f"The listener gets one argument, the list of messages; {listener!r} wants others."
+        ) from None
+    return cast(Listener, listener)
+
+
+def _is_async(listener: Listener) -> bool:
+    function = inspect.unwrap(listener)
+    method = type(function).__call__  # of an object that can be called
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(method)
+
+
+class Queue(Protocol):
+    """Where work comes from."""
+
+    running: int  # listener calls with its messages
+
+    @property
+    def closed(self) -> bool:
+        """Whether the queue is no longer ours: its work is dropped."""
+
+    def finish(self, run: AnyRun, start: int, stop: int) -> None:
+        """A listener call has ended; it is done with these messages (none if start == stop)."""
+
+
+class Work:
+    """Messages ``cursor`` to ``stop`` of a run."""
+
+    __slots__ = ("attempt", "cursor", "messages", "queue", "run", "stop")
+
+    def __init__(self, queue: Queue, run: AnyRun, messages: list[ReceivedMessage]) -> None:
+        self.queue = queue
+        self.run = run
+        self.messages = messages
+        self.cursor = 0
+        self.stop = len(messages)
+        self.attempt = 1
+
+
+class _Worker:
+    """``call``: the one that runs, None when none does, or it does not count any more."""
+
+    __slots__ = ("call",)
+
+    def __init__(self) -> None:
+        self.call: Call | None = None
+
+
+class Workers:
+    """``concurrency`` listener calls at a time, each with at most ``batch_count`` messages of one
+    queue. Calls of a plain function have a thread each.
+
+    The messages of a call that takes longer than ``timeout_s`` are sent back; what it answers later
+    does not count.
+    """
+
+    def __init__(
+        self,
+        listener: Listener,
+        concurrency: int,
+        batch_count: int,
+        redelivery: BackoffPolicy,
+        timeout_s: float,
+        hooks: Sequence[ConsumeHook] = (),
+        group: str = "",
+    ) -> None:
+        self._threads = None if _is_async(listener) else ListenerThreads(listener)
+        call = self._threads or cast(AsyncListener, listener)
+        self._listener = with_consume_hooks(call, hooks, group)
+        self._concurrency = concurrency
+        self._count = 0  # running workers; above `concurrency` until the surplus has ended
+        self._is_suspended = False
+        self._batch_count = batch_count
+        self._redelivery = redelivery
+        self._timeout_s = timeout_s
+        self._workers: set[_Worker] = set()
+        # What a call that takes too long has in work; None: the call goes on.
+        self.send_back: SendBack | None = None
+        # None: what failed comes again here, in its place.
+        self.not_done: NotDone | None = None
+        self._work: deque[Work] = deque()
+        self._idle: list[Future[None]] = []  # of workers that wait for work
+        self._delayed: dict[Work, TimerHandle] = {}  # what comes again
+        self._traced_s: dict[str, float] = {}  # kinds of failures, when their traceback was logged
+
+    def start(self, tasks: Tasks) -> None:
+        self.resize(self._concurrency, tasks)
+        tasks.start(self._send_back_late(), "consume timeout")
+
+    def resize(self, concurrency: int, tasks: Tasks) -> None:
+        """So many calls at a time from now on. Calls that run go on to their end."""
+        self._concurrency = concurrency
+        while self._count < concurrency:
+            tasks.start(self._run(), f"listener {self._count}")
+            self._count += 1
+        self.wake(len(self._idle))  # those that are too many end
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether no call begins."""
+        return self._is_suspended
+
+    def suspend(self) -> None:
+        """No call begins before :meth:`resume`."""
+        self._is_suspended = True
+
+    def resume(self) -> None:
+        self._is_suspended = False
+        self.wake(len(self._idle))
+
+    def close(self) -> None:
+        """Nothing comes again."""
+        if self._threads is not None:
+            self._threads.close()
+        for timer in self._delayed.values():
+            timer.cancel()
+        self._delayed.clear()
+        self._work.clear()
+
+    def append(self, work: Work) -> None:
+        """Takes work and wakes nobody: the worker that has just ended a call looks anyway."""
+        self._work.append(work)
+
+    def push(self, work: Work) -> None:
+        """Takes work; wakes as many workers as it can feed."""
+        self._work.append(work)
+        self.wake(-(-(work.stop - work.cursor) // self._batch_count))
+
+    def wake(self, count: int) -> None:
+        """Let so many idle workers look for work."""
+        while count > 0 and self._idle:
+            waiter = self._idle.pop()
+            if not waiter.done():
+                waiter.set_result(None)
+                count -= 1
+
+    async def _run(self) -> None:
+        listener, batch_count, calls = self._listener, self._batch_count, 0
+        worker = _Worker()
+        self._workers.add(worker)
+        in_listener.set(True)
+        while self._count <= self._concurrency:
+            work = self._next()
+            if work is None:
+                worker.call = None
+                await self._wait()
+                calls = 0
+                continue
+            queue, start = work.queue, work.cursor
+            work.cursor = stop = min(start + batch_count, work.stop)
+            queue.running += 1
+            worker.call = call = work, start, stop
+            try:
+                answer: object = await listener(work.messages[start:stop])
+            except Exception as error:  # the application's: whatever it raises means "not done"
+                self._failed(work, start, stop, error)
+                answer = _LATER
+            except (KeyboardInterrupt, SystemExit):  # they end the program
+                raise
+            except BaseException as error:  # a cancellation of what it waited for, for one
+                if is_cancelled(error):
+                    raise
+                self._failed(work, start, stop, error)
+                answer = _LATER
+            finally:
+                queue.running -= 1
+            if worker.call is not call:
+                queue.finish(work.run, start, start)  # it took too long; who waits looks again
+                continue
+            if answer is not None and answer is not ConsumeResult.SUCCESS:
+                stop = self._not_done(work, start, stop, answer)
+            queue.finish(work.run, start, stop)
+            calls += 1
+            if calls >= _CALLS_PER_TURN_MAX:
+                calls = 0
+                await asyncio.sleep(0)
+        self._count -= 1
+        self._workers.remove(worker)
+
+    async def _send_back_late(self) -> None:
+        """A call whose messages were seen to be in work at so many looks takes too long. No timer
+        is set for a call: most are over before the next look.
+        """
+        seen: dict[_Worker, tuple[Call, int]] = {}
+        while True:
+            await asyncio.sleep(self._timeout_s / LOOKS_PER_TIMEOUT)
+            if self.send_back is None:
+                continue
+            before, seen = seen, {}
+            for worker in self._workers:
+                if worker.call is None:
+                    continue
+                last, looks = before.get(worker, (worker.call, 0))
+                looks = looks + 1 if last is worker.call else 1
+                seen[worker] = worker.call, looks
+                if looks > LOOKS_PER_TIMEOUT:
+                    work, start, stop = worker.call
+                    worker.call = None  # it goes on, and its result does not count
+                    _log.warning(
+                        "listener call takes too long",
+                        extra=fields(**_call(work, start, stop), after_s=self._timeout_s),
+                    )
+                    if not work.queue.closed:
+                        self.send_back(work, start, stop, 0)
+
+    def _not_done(self, work: Work, start: int, stop: int, answer: object) -> int:
+        """Lets messages come again that the listener has not done; index of the first of them."""
+        later = _LATER if answer is ConsumeResult.LATER else answer
+        if not _is_later(later, stop - start):
+            self._misanswered(work, start, stop, answer)
+            later = _LATER
+        first = start + later.done
+        stop = min(stop, work.run.limit)  # behind it the queue has gone on elsewhere
+        if work.queue.closed or first >= stop:
+            return first
+        if self.not_done is None:
+            self.redeliver(work, first, stop)
+        else:
+            self.not_done(work, first, stop, later)
+        return first
+
+    def _failed(self, work: Work, start: int, stop: int, error: BaseException) -> None:
+        """Tells it, each kind of failure with its traceback once a minute: a mistake in a listener
+        meets every message.
+        """
+        now_s = asyncio.get_running_loop().time()
+        kind = _kind(error)
+        traced = now_s - self._traced_s.get(kind, -TRACEBACK_EVERY_S) >= TRACEBACK_EVERY_S
+        if traced:
+            if len(self._traced_s) >= KINDS_MAX:
+                self._traced_s.clear()
+            self._traced_s[kind] = now_s
+        _log.error(
+            "listener failed",
+            extra=fields(**_call(work, start, stop), error=error),
+            exc_info=error if traced else None,
+        )
+
+    def _misanswered(self, work: Work, start: int, stop: int, answer: object) -> None:
+        _log.error(
+            "listener answered neither None nor a verdict: the messages come again",
+            extra=fields(**_call(work, start, stop), answer=repr(answer)[:100]),
+        )
+
+    async def _wait(self) -> None:
+        waiter: Future[None] = asyncio.get_running_loop().create_future()
+        self._idle.append(waiter)
+        await waiter
+
+    def _next(self) -> Work | None:
+        """The oldest work that has something left to do."""
+        queued = self._work
+        while queued and not self._is_suspended:
+            work = queued[0]
+            if work.stop > work.run.limit:
+                work.stop = work.run.limit  # a rewind has cut the run
+            if work.cursor < work.stop and not work.queue.closed:
+                return work
+            queued.popleft()
+        return None
+
+    def redeliver(self, work: Work, start: int, stop: int, delay_s: float | None = None) -> None:
+        """The same messages once more, here, after this time, None = after a back-off; until then
+        the queue's committed offset stays below them.
+        """
+        if work.queue.closed:
+            return
+        again = Work(work.queue, work.run, work.messages)
+        again.cursor, again.stop, again.attempt = start, stop, work.attempt + 1
+        for message in work.messages[start:stop]:
+            message.attempt = again.attempt
+        if delay_s is None:
+            delay_s = self._redelivery.ceiling_s(work.attempt - 1)
+        loop = asyncio.get_running_loop()
+        self._delayed[again] = loop.call_later(delay_s, self._due, again)
+
+    def _due(self, work: Work) -> None:
+        del self._delayed[work]
+        self.push(work)
+
+
+_LATER = Later()
+
+
+def _is_later(answer: object, count: int) -> TypeGuard[Later]:
+    """Whether a listener may say so of so many messages."""
+    return (
+        isinstance(answer, Later)
+        and 0 <= answer.done <= count
+        and -1 <= answer.delay_level <= DELAY_LEVEL_MAX
+        and 0 <= answer.delay_ms <= DELAY_MS_MAX
+        and not (answer.delay_level and answer.delay_ms)
+        and answer.suspend_ms >= 0
+    )
+
+
+def _call(work: Work, start: int, stop: int) -> dict[str, object]:
+    """The fields that name a listener's call."""
+    first = work.messages[start]
+    call: dict[str, object] = {**of(first.queue), "offset": first.queue_offset}
+    if stop - start > 1:
+        call["to_offset"] = work.messages[stop - 1].queue_offset
+    return {**call, "attempt": work.attempt}
+
+
+def _kind(error: BaseException) -> str:
+    """What fails, and where: the same for every message that meets the same mistake."""
+    frames = traceback.extract_tb(error.__traceback__, limit=-1)
+    return f"{type(error).__name__} {frames}"

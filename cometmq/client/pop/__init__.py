@@ -1,0 +1,1 @@
+"""Consumers that receive (POP): messages for a time, acknowledged one by one."""

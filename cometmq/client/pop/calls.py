@@ -1,0 +1,301 @@
+"""Calls of consumers whose group receives (POP): receive, acknowledge, change the invisible time;
+and how they wait for messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cometmq.client.cluster.routes import RouteWatcher
+from cometmq.client.cluster.routing import readable_queues
+from cometmq.client.messages import ConsumeFrom
+from cometmq.client.options import ConsumerOptions
+from cometmq.client.reading.long_poller import LongPoller
+from cometmq.client.reading.offsets import BrokerCalls
+from cometmq.client.received import ReceivedMessage, decode_received
+from cometmq.errors import CometError, HandleInvalid, PeerUnavailable
+from cometmq.model import RETRY_PREFIX, Filter, QueueRef
+from cometmq.rpc.interceptors import from_proto
+from cometmq.rpc.streams import ask
+from cometmq.rpc.tasks import stop_all
+from cometmq.v1 import broker_pb2, common_pb2
+
+CALLS_MAX = 3  # for one receive whose answer does not come
+ITEMS_MAX = 1_024  # of a call
+UNKNOWN_AGAIN_S = 1.0  # while no pull-hold answers
+
+_STARTS = {
+    ConsumeFrom.FIRST: broker_pb2.RECEIVE_START_FIRST,
+    ConsumeFrom.LAST: broker_pb2.RECEIVE_START_LAST,
+    ConsumeFrom.TIMESTAMP: broker_pb2.RECEIVE_START_TIME,
+}
+
+
+class Lease:
+    """Messages that one answer gave, and until when nobody else gets them. ``handle`` is replaced
+    when that changes. Times are those of the loop.
+    """
+
+    __slots__ = ("handle", "invisible_s", "is_lost", "open_count", "queue", "until_s")
+
+    def __init__(self, queue: QueueRef, handle: str, invisible_s: float, until_s: float) -> None:
+        self.queue = queue
+        self.handle = handle
+        self.invisible_s = invisible_s
+        self.until_s = until_s
+        self.open_count = 0  # messages that are not done
+        self.is_lost = False  # others may have them
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedRun:
+    """Messages of one lease, in order of their queue."""
+
+    lease: Lease
+    messages: list[ReceivedMessage]
+
+
+@dataclass(frozen=True, slots=True)
+class PopAnswer:
+    """What a broker group gave. ``again_s``: when to ask again without an arrival; None: no message
+    of these queues is on its way.
+    """
+
+    runs: list[LeasedRun]
+    has_more: bool
+    again_s: float | None
+    positions: Sequence[broker_pb2.ReceivePosition]
+
+
+class PopCalls:
+    """``subscriptions`` are those of the consumer, by topic."""
+
+    def __init__(
+        self,
+        calls: BrokerCalls,
+        routes: RouteWatcher,
+        options: ConsumerOptions,
+        long_poller: LongPoller,
+        subscriptions: Mapping[str, Filter],
+    ) -> None:
+        self._calls = calls
+        self._routes = routes
+        self._options = options
+        self._long_poller = long_poller
+        self._subscriptions = subscriptions
+
+    def broker_groups(self) -> list[str]:
+        """Those that have any of the topics, as the routes say now, by name."""
+        found = {
+            queue.broker_group
+            for topic in self._subscriptions
+            if (route := self._routes.get(topic)) is not None
+            for queue in readable_queues(route)
+        }
+        return sorted(found)
+
+    def _topics_at(self, broker_group: str) -> dict[str, Filter]:
+        return {
+            topic: wanted
+            for topic, wanted in self._subscriptions.items()
+            if (route := self._routes.get(topic)) is not None
+            and any(queue.broker_group == broker_group for queue in readable_queues(route))
+        }
+
+    async def receive(self, broker_group: str, count_max: int, invisible_ms: int) -> PopAnswer:
+        """Messages that nobody else gets for a while. A call without an answer is made again, and
+        gets the same. Raises what brokers refuse it with.
+        """
+        namespace, options = self._calls.namespace, self._options
+        request = broker_pb2.ReceiveRequest(
+            group=self._calls.wire_group,
+            max_count=count_max,
+            max_bytes=options.pull_bytes_max,
+            invisible_ms=invisible_ms,
+            attempt_id=secrets.token_hex(8),
+            start=_STARTS[options.consume_from],
+            start_time_ms=options.consume_from_time_ms,
+            client_id=self._calls.client_id,
+        )
+        for topic, wanted in self._topics_at(broker_group).items():
+            request.subscriptions.add(topic=namespace.wire(topic), filter=_filter(wanted))
+        if not request.subscriptions:
+            return PopAnswer([], False, None, ())
+        loop = asyncio.get_running_loop()
+        for calls_left in reversed(range(CALLS_MAX)):
+            asked_s = loop.time()
+            try:
+                stub = self._calls.broker(broker_group)
+                response = await ask(stub.Receive, request, self._calls.timeout_s)
+            except CometError as error:
+                self._calls.doubt(broker_group, error)
+                if not calls_left or not isinstance(error, PeerUnavailable):
+                    raise namespace.strip(error) from None
+            else:
+                return self._answer(broker_group, response, invisible_ms, asked_s)
+        raise AssertionError("the last call answers or raises")
+
+    def _answer(
+        self,
+        broker_group: str,
+        response: broker_pb2.ReceiveResponse,
+        invisible_ms: int,
+        asked_s: float,
+    ) -> PopAnswer:
+        runs = [self._run(broker_group, run, invisible_ms, asked_s) for run in response.runs]
+        again_s = response.again_ms / 1000 if response.again_ms else None
+        return PopAnswer(runs, response.has_more, again_s, response.positions)
+
+    def _run(
+        self, broker_group: str, run: broker_pb2.ReceivedRun, invisible_ms: int, asked_s: float
+    ) -> LeasedRun:
+        namespace = self._calls.namespace
+        shown = namespace.shown if namespace.name else None
+        queue = QueueRef(namespace.shown(run.queue.topic), run.queue.queue_id, broker_group)
+        messages = decode_received(run.records, queue, shown)
+        for message in messages:
+            message.attempt = run.attempt
+        # Counted from before the call: the broker began to count later.
+        invisible_s = invisible_ms / 1000
+        lease = Lease(queue, run.handle, invisible_s, asked_s + invisible_s)
+        lease.open_count = len(messages)
+        return LeasedRun(lease, messages)
+
+    def kept(self, messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
+        """Those that the application wants; the others are done."""
+        wanted = [one for one in messages if self._passes(one)]
+        return self._calls.keep(wanted) if self._calls.keep is not None else wanted
+
+    def _passes(self, message: ReceivedMessage) -> bool:
+        """Whether its tag is one of those wanted: brokers compare hashes."""
+        if message.queue.topic.startswith(RETRY_PREFIX):
+            return True
+        wanted = self._subscriptions.get(message.queue.topic)
+        return wanted is None or not wanted.tags or message.tag in wanted.tags
+
+    async def acknowledge(
+        self, broker_group: str, items: Sequence[broker_pb2.AckItem]
+    ) -> list[CometError | None]:
+        """None for each that is acknowledged, as safely as messages of its topic."""
+        answers: list[CometError | None] = []
+        for first in range(0, len(items), ITEMS_MAX):
+            some = items[first : first + ITEMS_MAX]
+            request = broker_pb2.AckMessagesRequest(group=self._calls.wire_group, items=some)
+            try:
+                stub = self._calls.broker(broker_group)
+                response = await ask(stub.AckMessages, request, self._calls.timeout_s)
+            except CometError as error:
+                self._calls.doubt(broker_group, error)
+                answers += [error] * len(some)
+            else:
+                answers += [
+                    from_proto(one.error) if one.HasField("error") else None
+                    for one in response.results
+                ]
+        return answers
+
+    async def change(
+        self, broker_group: str, items: Sequence[broker_pb2.ChangeInvisibleTimeItem]
+    ) -> list[broker_pb2.ChangeInvisibleTimeResult | CometError]:
+        """The new handle of each, or why it has not changed."""
+        answers: list[broker_pb2.ChangeInvisibleTimeResult | CometError] = []
+        for first in range(0, len(items), ITEMS_MAX):
+            some = items[first : first + ITEMS_MAX]
+            request = broker_pb2.ChangeInvisibleTimeRequest(
+                group=self._calls.wire_group, items=some
+            )
+            try:
+                stub = self._calls.broker(broker_group)
+                response = await ask(stub.ChangeInvisibleTime, request, self._calls.timeout_s)
+            except CometError as error:
+                self._calls.doubt(broker_group, error)
+                answers += [error] * len(some)
+            else:
+                answers += [
+                    from_proto(one.error) if one.HasField("error") else one
+                    for one in response.results
+                ]
+        return answers
+
+    # --- waiting ----------------------------------------------------------------------------------
+
+    async def arrival(
+        self,
+        answers: Mapping[str, PopAnswer],
+        timeout_s: float,
+        sooner: asyncio.Event | None = None,
+    ) -> None:
+        """Returns when one of the queues that had nothing may have something, when ``sooner`` is
+        set, or when the time is over. ``answers``: the last one of each broker group.
+        """
+        timeout_s = min([timeout_s, *(a.again_s for a in answers.values() if a.again_s)])
+        waits = [
+            asyncio.create_task(self._park(broker_group, one, timeout_s))
+            for broker_group, answer in answers.items()
+            for one in answer.positions
+        ]
+        if sooner is not None:
+            waits.append(asyncio.create_task(_set(sooner)))
+        if not any(answer.positions for answer in answers.values()):
+            await stop_all(waits)
+            await self._calls.wait(min(timeout_s, UNKNOWN_AGAIN_S))
+            return
+        try:
+            await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await stop_all(waits)
+
+    async def _park(
+        self, broker_group: str, one: broker_pb2.ReceivePosition, timeout_s: float
+    ) -> None:
+        """Returns when something has come, or when the time is over. While no pull-hold answers,
+        the broker is asked now and then.
+        """
+        topic = self._calls.namespace.shown(one.queue.topic)
+        pull = broker_pb2.PullRequest(
+            group=self._calls.wire_group,
+            queue=one.queue,
+            position=one.position,
+            filter=_filter(self._subscriptions.get(topic, Filter())),
+        )
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        while (left_s := deadline_s - loop.time()) > 0:
+            try:
+                answer = await self._long_poller.park_for_arrival(broker_group, pull, left_s)
+            except CometError:  # the broker will say it, if it is of the same mind
+                answer = None
+            if answer is None:
+                await asyncio.sleep(min(left_s, self._options.poll_backoff_max_ms / 1000))
+                return
+            if answer.status == broker_pb2.PULL_STATUS_FOUND:
+                return
+            pull.position.CopyFrom(answer.next_position)
+
+
+async def _set(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+def _filter(wanted: Filter) -> common_pb2.Filter:
+    return common_pb2.Filter(tags=sorted(wanted.tags), sql=wanted.sql)
+
+
+def ack_items(lease: Lease, offsets: Iterable[int]) -> list[broker_pb2.AckItem]:
+    """Items for these messages of a lease: one for each run of neighbours."""
+    items: list[broker_pb2.AckItem] = []
+    for offset in sorted(offsets):
+        if items and items[-1].first_offset + items[-1].count == offset:
+            items[-1].count += 1
+        else:
+            item = broker_pb2.AckItem(handle=lease.handle, first_offset=offset, count=1)
+            items.append(item)
+    return items
+
+
+def not_held(message: ReceivedMessage) -> HandleInvalid:
+    """The error for a message that this consumer has not, or no longer."""
+    return HandleInvalid(f"{message} is not this consumer's, or is acknowledged")

@@ -1,0 +1,230 @@
+"""Where a push consumer of a group that receives (POP) gets its messages from: all queues of all
+broker groups. In the place of a share of the queues.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Collection
+
+from cometmq.client.cluster.routes import RouteWatcher
+from cometmq.client.consuming.listener import Work, Workers
+from cometmq.client.messages import Later
+from cometmq.client.options import PushConsumerOptions, backoff_policy
+from cometmq.client.pop.calls import LeasedRun, PopCalls
+from cometmq.client.pop.settler import PopSettler
+from cometmq.client.reading.long_poller import LongPoller
+from cometmq.client.reading.offsets import BrokerCalls
+from cometmq.client.reading.progress import AnyRun, Run
+from cometmq.client.received import ReceivedMessage
+from cometmq.errors import CometError, Retry
+from cometmq.model import Filter, QueueRef
+from cometmq.rpc.retry import Backoff
+from cometmq.rpc.tasks import Tasks, stop_all, wait_at_most
+from cometmq.telemetry import fields, logger
+
+IDLE_S = 60.0  # a broker is asked so often that has nothing, whatever pull-holds say
+BLOCKED_S = 1.0  # so soon a broker is asked again that has messages which wait for others
+TELL_EVERY_S = 60.0  # that a group's broker refuses it
+
+_log = logger(__name__)
+
+
+class _Received:
+    """Messages of one lease in work: a queue of the workers."""
+
+    def __init__(self, source: _Source, leased: LeasedRun, messages: list[ReceivedMessage]) -> None:
+        offsets = [message.queue_offset for message in messages]
+        self.running = 0
+        self.lease = leased.lease
+        self.run = Run(offsets, offsets[-1] + 1, 0, sum(message.size for message in messages))
+        self.begun = False
+        self._source = source
+
+    @property
+    def closed(self) -> bool:
+        return self._source.is_closed or self.lease.is_lost
+
+    def finish(self, run: AnyRun, start: int, stop: int) -> None:
+        """As the workers say."""
+        if stop > start:
+            self._source.settler.done(self.lease, self.run.offsets[start:stop])
+            self.end(start, stop)
+        self._source.ended.set()
+
+    def fail(self, start: int, stop: int, later: Later) -> None:
+        self._source.settler.failed(self.lease, self.run.offsets[start:stop], later)
+        self.end(start, stop)
+
+    def end(self, start: int, stop: int) -> None:
+        """No work is left with these messages."""
+        fresh = self.run.finish(start, stop)
+        self._source.open_count -= fresh
+        if self.run.low == self.run.limit:
+            self._source.received.pop(self, None)
+        self._source.ended.set()
+
+
+class _Source:
+    """One broker group. ``open_count``: messages that are not done."""
+
+    def __init__(self, settler: PopSettler) -> None:
+        self.settler = settler
+        self.open_count = 0
+        self.received: dict[_Received, None] = {}
+        self.ended = asyncio.Event()  # a listener call has ended
+        self.sooner = asyncio.Event()  # messages may come back before the last answer said so
+        self.is_closed = False
+        self.is_blocked = False  # messages wait for others of their message group
+
+    def was_told(self, has_failed: bool) -> None:
+        """The broker group knows what is done. What failed, or had to wait, may come now."""
+        if has_failed or self.is_blocked:
+            self.sooner.set()
+
+
+class PopShare:
+    """Belongs to the event loop."""
+
+    def __init__(
+        self,
+        options: PushConsumerOptions,
+        calls: BrokerCalls,
+        routes: RouteWatcher,
+        workers: Workers,
+        long_poller: LongPoller,
+    ) -> None:
+        self._options = options
+        self._calls = calls
+        self._routes = routes
+        self._workers = workers
+        self._subscriptions: dict[str, Filter] = {}
+        self._pop = PopCalls(calls, routes, options, long_poller, self._subscriptions)
+        self._sources: dict[str, _Source] = {}
+        self._feeding: list[asyncio.Task[None]] = []
+        self._settling: list[asyncio.Task[None]] = []
+        self._tasks: Tasks | None = None
+        self._told_s: dict[str, float] = {}
+        workers.not_done = self._not_done
+        workers.send_back = self._took_too_long
+
+    @property
+    def reading(self) -> Collection[QueueRef]:
+        """No queue is this member's alone."""
+        return ()
+
+    def start(self, tasks: Tasks) -> None:
+        """Receive from broker groups as they come."""
+        self._tasks = tasks
+
+    async def subscribe(self, topic: str, wanted: Filter, *, waits: bool = True) -> None:
+        """Receive from the topic from now on."""
+        self._subscriptions[topic] = wanted
+        self._routes.watch(topic)
+        self._look()
+
+    async def unsubscribe(self, topic: str, *, waits: bool = True) -> None:
+        """Receive from it no more; what was received is consumed."""
+        self._subscriptions.pop(topic, None)
+
+    def route_changed(self, _topic: str) -> None:
+        """There may be another broker group."""
+        self._look()
+
+    def _look(self) -> None:
+        for broker_group in self._pop.broker_groups():
+            if broker_group not in self._sources and self._tasks is not None:
+                settler = PopSettler(self._pop, self._calls, broker_group)
+                source = self._sources[broker_group] = _Source(settler)
+                settler.on_told = source.was_told
+                feed = self._tasks.start(self._feed(broker_group, source), f"pop {broker_group}")
+                settle = self._tasks.start(settler.run(), f"settle at {broker_group}")
+                self._feeding.append(feed)
+                self._settling.append(settle)
+
+    async def stop(self) -> None:
+        """Receive nothing more; wait for the listener calls that run; tell what they did."""
+        await stop_all(self._feeding)
+        for source in self._sources.values():
+            source.is_closed = True
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self._options.drain_timeout_ms / 1000
+        for source in self._sources.values():
+            while any(one.running for one in source.received) and loop.time() < deadline_s:
+                source.ended.clear()
+                await wait_at_most(source.ended, deadline_s - loop.time())
+        for source in self._sources.values():
+            source.settler.close()
+        if self._settling:
+            await asyncio.wait(self._settling)  # each of their calls has a deadline
+        for source in self._sources.values():
+            while not await source.settler.settle() and loop.time() < deadline_s:
+                await self._calls.wait(0.1)
+            await source.settler.give_back()
+        self._sources.clear()
+
+    async def leave(self) -> None:
+        """Nothing is held at the brokers."""
+
+    async def end_session(self) -> None:
+        """There is no session: members of such a group have no queues of their own."""
+
+    # --- receiving --------------------------------------------------------------------------------
+
+    async def _feed(self, broker_group: str, source: _Source) -> None:
+        failures = Backoff(backoff_policy(self._options), random.Random())
+        options = self._options
+        while True:
+            room = options.queue_count_max - source.open_count
+            if room < min(options.pop_count_max, options.queue_count_max):
+                source.ended.clear()
+                await source.ended.wait()
+                continue
+            count = min(room, options.pop_count_max)
+            source.sooner.clear()
+            try:
+                answer = await self._pop.receive(broker_group, count, options.pop_invisible_ms)
+            except CometError as error:
+                self._refused(broker_group, error)
+                await self._calls.wait(failures.next_s())
+                continue
+            failures.reset()
+            source.is_blocked = answer.again_s is not None and answer.again_s <= BLOCKED_S
+            for run in answer.runs:
+                self._take(source, run)
+            if not answer.runs and not answer.has_more:
+                await self._pop.arrival({broker_group: answer}, IDLE_S, source.sooner)
+
+    def _refused(self, broker_group: str, error: CometError) -> None:
+        """Told at once, and once a minute, if no retry mends it."""
+        now_s = asyncio.get_running_loop().time()
+        is_due = now_s - self._told_s.get(broker_group, -TELL_EVERY_S) >= TELL_EVERY_S
+        if error.retry is Retry.NEVER and is_due:
+            self._told_s[broker_group] = now_s
+            _log.warning(
+                "nothing can be received",
+                extra=fields(group=self._calls.group, broker_group=broker_group, error=error),
+            )
+
+    def _take(self, source: _Source, leased: LeasedRun) -> None:
+        kept = self._pop.kept(leased.messages)
+        passed = {one.queue_offset for one in leased.messages} - {o.queue_offset for o in kept}
+        source.settler.add(leased.lease)
+        if passed:
+            source.settler.done(leased.lease, passed)
+        if kept:
+            received = _Received(source, leased, kept)
+            source.received[received] = None
+            source.open_count += len(kept)
+            self._workers.push(Work(received, received.run, kept))
+
+    # --- what the listener could not do -----------------------------------------------------------
+
+    def _not_done(self, work: Work, start: int, stop: int, later: Later) -> None:
+        assert isinstance(work.queue, _Received)
+        work.queue.fail(start, stop, later)
+
+    def _took_too_long(self, work: Work, start: int, stop: int, delay_level: int) -> None:
+        assert isinstance(work.queue, _Received)
+        work.queue.fail(start, stop, Later(delay_level=delay_level))

@@ -1,0 +1,1 @@
+"""From a queue to messages: positions, pulls, waits at a pull-hold."""

@@ -1,0 +1,95 @@
+"""Replies to requests: sent to the broker group that stores the request, whose writer hands them to
+the requester.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from cometmq.client.messages import SendReceipt
+from cometmq.client.options import ProducerOptions
+from cometmq.client.received import ReceivedMessage
+from cometmq.client.requests.late_producer import LateProducer
+from cometmq.clock import Clock, SystemClock
+from cometmq.errors import (
+    ClientClosed,
+    InvalidRequest,
+    QueueNotFound,
+    RequestExpired,
+    RouteNotFound,
+    TopicNotFound,
+)
+from cometmq.format.request_reply import (
+    CLUSTER,
+    Requester,
+    reply_properties,
+    reply_topic,
+    requester_of,
+)
+from cometmq.model import Message, QueueRef
+
+SKEW_MS = 5_000  # that the clocks of a requester and of a replier may differ
+ROUTE_S_MAX = 0.5  # between two looks at the route
+
+_CLOCK = SystemClock()
+
+
+class Replier:
+    """Sends replies through a producer of its own, which is opened with the first one: the reply
+    topic is in no namespace.
+    """
+
+    def __init__(self, namesrv: str, client_id: str, clock: Clock = _CLOCK) -> None:
+        self._producer = LateProducer(namesrv, ProducerOptions(client_id=client_id))
+        self._clock = clock
+        self.is_open = False  # its client is
+
+    async def reply(self, message: ReceivedMessage, body: bytes) -> SendReceipt:
+        """Waits until the reply is stored, at most as long as the requester waits. Raises
+        ReplyInvalid, RequestExpired, and what sending raises.
+        """
+        if not self.is_open:
+            raise ClientClosed("The client is not open.")
+        if not isinstance(message, ReceivedMessage):
+            raise InvalidRequest(f"reply takes a received message, not {type(message).__name__}.")
+        requester = requester_of(message.properties, message.born_time_ms)
+        left_s = (requester.until_ms + SKEW_MS - self._clock.wall_ms()) / 1000
+        if left_s <= 0:
+            raise RequestExpired(f"The requester waited {requester.ttl_ms} ms, and waits no more.")
+        try:
+            async with asyncio.timeout(left_s):
+                return await self._send(message, requester, body)
+        except TimeoutError:
+            raise RequestExpired(
+                f"The reply could not be stored while its requester waited: {requester.ttl_ms} ms."
+            ) from None
+
+    async def _send(
+        self, message: ReceivedMessage, requester: Requester, body: bytes
+    ) -> SendReceipt:
+        producer = await self._producer.opened()
+        routes = producer._routes
+        cluster = message.properties.get(CLUSTER) or routes.cluster()
+        if not cluster:
+            await routes.wait_for(message.record.topic, requester.ttl_ms / 1000)
+            cluster = routes.cluster()
+        topic = reply_topic(cluster)
+        queue = QueueRef(topic, 0, message.queue.broker_group)
+        reply = Message(
+            topic,
+            body,
+            keys=(requester.correlation_id,),
+            properties=reply_properties(requester),
+            queue=queue,
+        )
+        while True:
+            try:
+                return await producer.send_and_wait(reply)
+            except (TopicNotFound, QueueNotFound, RouteNotFound):
+                # The first requester of all has made the topic a moment ago: routes follow.
+                await routes.wait_change(ROUTE_S_MAX)
+
+    async def close(self) -> None:
+        """Sends what is on its way; then there are no more replies."""
+        self.is_open = False
+        await self._producer.close()

@@ -1,0 +1,1 @@
+"""From a message to a receipt: queues chosen, records encoded, batches sent and sent again."""

@@ -1,0 +1,1 @@
+"""Half messages, how they end, and the brokers' questions about them."""

@@ -1,0 +1,176 @@
+"""Ends transactions at the brokers: the ends of one turn of the event loop, and all that come while
+a call is on its way, travel together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cometmq.client.cluster.connections import Connections
+from cometmq.client.cluster.routes import RouteWatcher
+from cometmq.client.namespaces import Namespace
+from cometmq.clock import Clock
+from cometmq.errors import ClientClosed, CometError, PeerUnavailable, Retry, SendTimeout
+from cometmq.rpc.interceptors import from_proto
+from cometmq.rpc.retry import Backoff, BackoffPolicy
+from cometmq.rpc.streams import ask
+from cometmq.rpc.tasks import Tasks
+from cometmq.telemetry import fields, logger
+from cometmq.v1 import broker_pb2
+
+ENDS_PER_CALL_MAX = 1_024
+
+Results = list["broker_pb2.TransactionResult | CometError"]
+Resolution = broker_pb2.TransactionResolution
+
+_log = logger(__name__)
+
+
+class _Wanted(NamedTuple):
+    """One transaction's halves at a broker group, and who waits for what becomes of them."""
+
+    ends: list[broker_pb2.TransactionEnd]
+    decided: asyncio.Future[Results]
+    deadline_s: float
+
+
+class TransactionEnds:
+    """Of one producer. ``patience_s``: so long an end is tried."""
+
+    def __init__(
+        self,
+        wire_group: str,
+        connections: Connections,
+        routes: RouteWatcher,
+        tasks: Tasks,
+        policy: BackoffPolicy,
+        namespace: Namespace,
+        clock: Clock,
+        *,
+        timeout_s: float,
+        patience_s: float,
+    ) -> None:
+        self._wire_group = wire_group
+        self._connections = connections
+        self._routes = routes
+        self._tasks = tasks
+        self._policy = policy
+        self._namespace = namespace
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._patience_s = patience_s
+        self._waiting: dict[str, list[_Wanted]] = {}  # by broker group
+        self._sending: set[str] = set()  # broker groups with a call on its way
+
+    async def end(
+        self,
+        broker_group: str,
+        halves: Sequence[broker_pb2.HalfRef],
+        resolution: Resolution.ValueType,
+    ) -> Results:
+        """What became of the halves of one transaction, in their order. SendTimeout: it is not
+        known; else what the whole call is refused with.
+        """
+        ends = [broker_pb2.TransactionEnd(half=half, resolution=resolution) for half in halves]
+        decided: asyncio.Future[Results] = asyncio.get_running_loop().create_future()
+        deadline_s = self._clock.monotonic_s() + self._patience_s
+        self._waiting.setdefault(broker_group, []).append(_Wanted(ends, decided, deadline_s))
+        if broker_group not in self._sending:
+            self._sending.add(broker_group)
+            self._tasks.start(self._send(broker_group), f"end at {broker_group}")
+        return await decided
+
+    def close(self) -> None:
+        """What was not answered is not tried any more."""
+        error = ClientClosed("The producer was closed before the transaction had ended.")
+        for some in self._waiting.values():
+            for wanted in some:
+                _fail(wanted, error)
+        self._waiting.clear()
+
+    async def _send(self, broker_group: str) -> None:
+        try:
+            await asyncio.sleep(0)  # the other ends of this turn go with it
+            while some := self._take(broker_group):
+                await self._decide(broker_group, some)
+        finally:
+            self._sending.discard(broker_group)
+
+    def _take(self, broker_group: str) -> list[_Wanted]:
+        """The next transactions; each goes with one call."""
+        waiting = self._waiting.get(broker_group, [])
+        count, taken = 0, 0
+        for wanted in waiting:
+            count += len(wanted.ends)
+            if count > ENDS_PER_CALL_MAX:
+                break
+            taken += 1
+        some, self._waiting[broker_group] = waiting[:taken], waiting[taken:]
+        return some
+
+    async def _decide(self, broker_group: str, some: list[_Wanted]) -> None:
+        """Calls until the broker has answered: an end that comes twice changes nothing."""
+        backoff = Backoff(self._policy, random.Random())
+        try:
+            while some:
+                try:
+                    results = await self._call(broker_group, some)
+                except CometError as error:
+                    some = self._left(broker_group, some, self._namespace.strip(error))
+                    if some:
+                        self._routes.doubt(broker_group)
+                        await self._routes.wait_change(backoff.next_s())
+                    continue
+                for wanted in some:
+                    mine, results = results[: len(wanted.ends)], results[len(wanted.ends) :]
+                    if not wanted.decided.done():
+                        wanted.decided.set_result(mine)
+                return
+        except asyncio.CancelledError:
+            for wanted in some:
+                _fail(wanted, ClientClosed("The producer was closed before it was answered."))
+            raise
+
+    def _left(self, broker_group: str, some: list[_Wanted], error: CometError) -> list[_Wanted]:
+        """Those that are tried again after a refusal of the whole call."""
+        if error.retry is Retry.NEVER:
+            for wanted in some:
+                _fail(wanted, error)
+            return []
+        _log.info("ends refused for now", extra=fields(broker_group=broker_group, error=error))
+        now_s = self._clock.monotonic_s()
+        for wanted in some:
+            if wanted.deadline_s <= now_s:
+                _fail(
+                    wanted,
+                    SendTimeout(
+                        f"Broker group {broker_group!r} has not said how the transaction ended: "
+                        f"{error.message}"
+                    ),
+                )
+        return [wanted for wanted in some if not wanted.decided.done()]
+
+    async def _call(self, broker_group: str, some: Sequence[_Wanted]) -> Results:
+        address = self._routes.writer(broker_group)
+        if address is None:
+            raise PeerUnavailable(f"Broker group {broker_group!r} has no live writer.")
+        request = broker_pb2.EndTransactionsRequest(
+            producer_group=self._wire_group, ends=[one for wanted in some for one in wanted.ends]
+        )
+        stub = self._connections.broker(address)
+        response = await ask(stub.EndTransactions, request, self._timeout_s)
+        if len(response.results) != len(request.ends):
+            raise PeerUnavailable("The broker's answer does not fit the ends.")
+        return [
+            self._namespace.strip(from_proto(one.error)) if one.HasField("error") else one
+            for one in response.results
+        ]
+
+
+def _fail(wanted: _Wanted, error: CometError) -> None:
+    if not wanted.decided.done():
+        wanted.decided.set_exception(error)
+        wanted.decided.exception()  # its caller may have gone away

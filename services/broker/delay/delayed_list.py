@@ -1,0 +1,104 @@
+"""What waits for a time of its own, for people: page by page, and how many until when."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cometmq.errors import MessageNotFound, StoreDamaged
+from cometmq.format import ids, timers
+from cometmq.format.record import Record
+from cometmq.format.timers import TIMER_QUEUE
+from cometmq.member.read.records import read_each, span_of
+from cometmq.member.storage.member_storage import MemberStorage
+from cometmq.messaging.timers import Timer
+from cometmq.store.log.commitlog import Span
+from services.broker.delay.recalls import RecallService
+from services.broker.delay.timers import TimerService
+
+PAGE_MAX = 1_000
+COUNTS_MAX = 64
+
+
+class Wanted(NamedTuple):
+    """``topic`` empty: of all topics. ``after`` None: from the first on."""
+
+    topic: str
+    first_ms: int
+    last_ms: int
+    after: Timer | None
+
+
+class DelayedMessage(NamedTuple):
+    """A message that waits."""
+
+    timer: Timer
+    topic: str
+    queue_id: int
+    record: Record
+    message_id: str
+    recall_handle: str
+
+
+class Page(NamedTuple):
+    """``next`` None: there are no more."""
+
+    messages: list[DelayedMessage]
+    next: Timer | None
+
+
+class DelayedList:
+    """Belongs to the event loop."""
+
+    def __init__(
+        self,
+        timer_service: TimerService,
+        recalls: RecallService,
+        storage: MemberStorage,
+        broker_group: str,
+    ) -> None:
+        self._timers = timer_service
+        self._recalls = recalls
+        self._storage = storage
+        self._broker_group = broker_group
+
+    async def count_until(self, last_ms: int) -> int:
+        """How many messages are due until then, recalled ones too."""
+        return await self._timers.count_until(last_ms)
+
+    async def page(self, wanted: Wanted, count_max: int) -> Page:
+        """The next messages; of a topic fewer than there are, perhaps none."""
+        if not count_max:
+            return Page([], None)
+        first_ms = max(wanted.first_ms, wanted.after.due_ms if wanted.after else 0)
+        found = await self._timers.between(first_ms, wanted.last_ms, PAGE_MAX, wanted.after)
+        messages: list[DelayedMessage] = []
+        for timer, message in await self._records(found):
+            target = timers.target_of(message.raw_properties)
+            is_tombstone = bool(timers.recalls(message.raw_properties))
+            if target is None or is_tombstone or wanted.topic not in ("", target[0]):
+                continue
+            if len(messages) == count_max:
+                return Page(messages, messages[-1].timer)
+            messages.append(self._described(timer, message, target))
+        return Page(messages, found[-1] if len(found) == PAGE_MAX else None)
+
+    def _described(self, timer: Timer, message: Record, target: tuple[str, int]) -> DelayedMessage:
+        topic, queue_id = target
+        handle = self._recalls.handle(topic, timer.offset, timer.due_ms, message.unique_id)
+        message_id = ids.message_id(self._broker_group, message.log_offset)
+        return DelayedMessage(timer, topic, queue_id, message, message_id, handle)
+
+    async def _records(self, found: list[Timer]) -> list[tuple[Timer, Record]]:
+        """Those that are there and not damaged."""
+        spans: dict[Timer, Span] = {}
+        for timer in found:
+            try:
+                spans[timer] = span_of(self._storage, TIMER_QUEUE, timer.offset)
+            except (MessageNotFound, StoreDamaged):
+                continue
+        records = await read_each(self._storage.store, list(spans.values())) if spans else []
+        return [
+            (timer, one)
+            for timer, one in zip(spans, records, strict=True)
+            if isinstance(one, Record)
+        ]

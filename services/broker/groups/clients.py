@@ -1,0 +1,90 @@
+"""Which clients have streams open at this broker: members of groups, and producers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from cometmq.errors import InvalidRequest
+from services.broker.groups.membership import Groups, Origin
+
+CLIENTS_PER_PAGE_MAX = 1_000
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Client:
+    """``number``: of its stream. A producer has no group and no name."""
+
+    group: str
+    client_id: str
+    number: int
+    origin: Origin
+    is_away: bool = False
+
+    @property
+    def key(self) -> str:
+        """Its place among all clients."""
+        return f"{self.group}\0{self.client_id}\0{self.number:020}"
+
+
+class Senders:
+    """The send streams that are open."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._open: dict[int, Origin] = {}
+
+    @contextmanager
+    def sending(self, origin: Origin) -> Iterator[None]:
+        """A stream, as long as the block lasts."""
+        number = next(self._numbers)
+        self._open[number] = origin
+        try:
+            yield
+        finally:
+            del self._open[number]
+
+    def clients(self) -> Iterator[Client]:
+        for number, origin in self._open.items():
+            yield Client("", "", number, origin)
+
+
+class ClientList:
+    """Pages of clients, in order of group, client id and stream. Belongs to the event loop."""
+
+    def __init__(self, groups: Groups, senders: Senders) -> None:
+        self._groups = groups
+        self._senders = senders
+
+    def page(
+        self, *, producers: bool, group: str, after: str, count_max: int
+    ) -> tuple[list[Client], str]:
+        """So many producers, or members of a group, or of all when it is empty; and where the next
+        page begins, empty: there is none. Raises InvalidRequest.
+        """
+        if not 0 <= count_max <= CLIENTS_PER_PAGE_MAX:
+            raise InvalidRequest(f"max_count is 0 to {CLIENTS_PER_PAGE_MAX}, not {count_max}")
+        count_max = count_max or CLIENTS_PER_PAGE_MAX
+        found = self._senders.clients() if producers else self._members(group, after)
+        keyed = sorted((client.key, client) for client in found)
+        rest = [(key, client) for key, client in keyed if key > after]
+        page = [client for _, client in rest[:count_max]]
+        return page, page[-1].key if len(rest) > count_max else ""
+
+    def _members(self, group: str, after: str) -> Iterator[Client]:
+        table = self._groups.table
+        first = after.partition("\0")[0]
+        names = [group] if group else [name for name in table.groups() if name >= first]
+        seen = 0
+        for name in names:
+            if seen > CLIENTS_PER_PAGE_MAX:
+                return
+            for client_id, origin in self._groups.origins(name):
+                member = table.member(name, client_id)
+                assert member is not None, (name, client_id)
+                is_away = member.away_until_s is not None
+                client = Client(name, client_id, member.stream, origin, is_away)
+                seen += client.key > after
+                yield client

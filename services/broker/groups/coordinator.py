@@ -1,0 +1,345 @@
+"""What the writer does for consumers besides reading: groups on demand, committed offsets,
+progress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from dataclasses import dataclass, replace
+
+from cometmq.clock import Clock
+from cometmq.errors import (
+    GroupInUse,
+    GroupModeMismatch,
+    GroupNotFound,
+    LimitExceeded,
+    NoPermission,
+    OffsetInvalid,
+    TopicNotFound,
+)
+from cometmq.format import delayed
+from cometmq.member.read.group_progress import GroupReads
+from cometmq.member.read.reader import Reader
+from cometmq.member.read.replica_selector import ReplicaSelector
+from cometmq.member.state.keeper import StateKeeper
+from cometmq.member.storage.member_storage import MemberStorage
+from cometmq.messaging import retry
+from cometmq.messaging.group_policy import ConsumeMode, GroupPolicy
+from cometmq.messaging.groups import GroupSettings, MemberDetails, check_name, check_settings
+from cometmq.model import (
+    BROADCAST_PREFIX,
+    DLQ_PREFIX,
+    RETRY_PREFIX,
+    Position,
+    Subscription,
+    TopicConfig,
+)
+from cometmq.rpc.shares import Buckets
+from services.broker.groups.membership import NOWHERE, Groups, MemberStream, Origin
+
+BROADCASTERS_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSummary:
+    """A group at a glance. ``idle_s``: for how long it has had neither a member nor a commit.
+    ``retry_count``, ``dead_letter_count``: messages in its topics.
+    """
+
+    group: str
+    member_count: int
+    queue_count: int
+    idle_s: float
+    retry_count: int
+    dead_letter_count: int
+
+
+class GroupCoordinator(GroupReads):
+    """Groups and their offsets. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        keeper: StateKeeper,
+        storage: MemberStorage,
+        reader: Reader,
+        groups: Groups,
+        selector: ReplicaSelector,
+        creations: Buckets,
+        clock: Clock,
+        *,
+        auto_create_groups: bool,
+        leaving_pop: Callable[[str], AbstractAsyncContextManager[None]],
+    ) -> None:
+        super().__init__(keeper.state, reader, groups.table, selector, clock)
+        self._keeper = keeper
+        self._storage = storage
+        self._groups = groups
+        self._creations = creations
+        self._auto_create_groups = auto_create_groups
+        self._leaving_pop = leaving_pop
+        self._since_s = clock.monotonic_s()
+        # When groups last had a member or a commit; of those that are there.
+        self._used_s: dict[str, float] = {}
+
+    def is_there(self, group: str) -> bool:
+        """Whether the group is known; False: it may be created. Raises GroupNameInvalid,
+        GroupNotFound (not allowed here).
+        """
+        if self._keeper.find_group(group) is not None:
+            return True
+        check_name(group)
+        if not self._auto_create_groups:
+            raise GroupNotFound(f"there is no consumer group {group} here")
+        return False
+
+    async def ensure_group(
+        self, name: str, address: str, mode: ConsumeMode = ConsumeMode.PULL
+    ) -> None:
+        """Create a missing group, which the client at ``address`` wants. Raises what
+        :meth:`is_there` raises; LimitExceeded.
+        """
+        while not self.is_there(name):
+            if name.startswith(BROADCAST_PREFIX):
+                self._check_broadcasters()
+            self._creations.take(address, self._clock.monotonic_s())
+            await self._keeper.create_group(name, GroupPolicy(mode=mode))
+
+    def _check_broadcasters(self) -> None:
+        if len(self._broadcasters()) >= BROADCASTERS_MAX:
+            raise LimitExceeded(
+                f"offsets of {BROADCASTERS_MAX} broadcasting clients are kept here "
+                "(BROADCASTERS_MAX)"
+            )
+
+    def _broadcasters(self) -> list[str]:
+        """Groups that keep the offsets of one broadcasting client."""
+        return [name for name in self._state.groups if name.startswith(BROADCAST_PREFIX)]
+
+    async def drop_idle_broadcasters(self, idle_s_max: float) -> list[str]:
+        """Forget broadcasting clients that have committed nothing for so long; their groups."""
+        dropped = []
+        for name in self._broadcasters():
+            # Looked at in its turn: it may have come back while others were dropped.
+            if self._idle_s(name) >= idle_s_max:
+                with suppress(GroupNotFound):
+                    await self._keeper.drop_group(name)
+                self._used_s.pop(name, None)
+                dropped.append(name)
+        return dropped
+
+    def _idle_s(self, group: str) -> float:
+        """For how long it has had neither a member nor a commit."""
+        if self._members.count(group):
+            return 0.0
+        return self._clock.monotonic_s() - self._used_s.get(group, self._since_s)
+
+    def check_open(self) -> None:
+        """Raises BrokerDraining while no commit is taken."""
+        self._storage.check_open()
+
+    async def join(
+        self,
+        group: str,
+        client_id: str,
+        subscriptions: Sequence[Subscription],
+        details: MemberDetails,
+        address: str,
+        origin: Origin = NOWHERE,
+    ) -> MemberStream:
+        """Let a client into a group, as long as the stream lives. A client that is refused leaves
+        no group behind.
+        """
+        if self.is_there(group) and details.is_broadcasting:
+            self._check_broadcast(group)
+        stream = self._groups.join(group, client_id, subscriptions, details, origin)
+        try:
+            await self.ensure_group(group, address)
+        except BaseException:
+            stream.leave(for_good=True)
+            raise
+        return stream
+
+    def _check_broadcast(self, group: str) -> None:
+        if not self._keeper.group(group).consume_broadcast_enable:
+            raise NoPermission(
+                f"group {group} takes no broadcasting consumers (consume_broadcast_enable)"
+            )
+
+    def left(self, stream: MemberStream) -> bool:
+        """A member's stream is over. Whether its client stays a member, and is away."""
+        self._used(stream.group)
+        return stream.leave()
+
+    def end_members(self) -> None:
+        """The process drains: members are to find another broker."""
+        self._groups.end()
+
+    async def change_group(
+        self, name: str, wanted: Callable[[GroupSettings | None], GroupSettings]
+    ) -> tuple[GroupSettings, bool]:
+        """Create a group or change its settings, as :meth:`StateKeeper.change_group` does, and tell
+        its members. Raises GroupNameInvalid, InvalidRequest, and what the keeper raises.
+        """
+
+        def checked(before: GroupSettings | None) -> GroupSettings:
+            settings = wanted(before)
+            check_settings(settings, delayed.longest_delay_ms())
+            return settings
+
+        async with AsyncExitStack() as leaving:
+            before = self._keeper.find_group(name)
+            leaves = before is not None and before.policy.mode is ConsumeMode.POP
+            if leaves and checked(before).policy.mode is ConsumeMode.PULL:
+                await leaving.enter_async_context(self._leaving_pop(name))
+            settings, created = await self._keeper.change_group(name, checked)
+        await self._fit_topics(settings)
+        self._groups.tell(name)
+        return settings, created
+
+    async def _fit_topics(self, settings: GroupSettings) -> None:
+        """The group's topics follow its settings. Queues of the retry topic that are too many are
+        read to their end, but take no more.
+        """
+        topics = self._state.topics
+        if retrying := topics.find(RETRY_PREFIX + settings.name):
+            count = retry.queue_count_of(settings)
+            read_count = max(count, retrying.read_queue_count)
+            await self._keeper.put_system_topic(
+                replace(retrying, read_queue_count=read_count, write_queue_count=count)
+            )
+        if dead := topics.find(DLQ_PREFIX + settings.name):
+            reserve_time_ms = settings.policy.dlq_reserve_ms
+            await self._keeper.put_system_topic(replace(dead, reserve_time_ms=reserve_time_ms))
+
+    def is_consume_disabled(self, group: str) -> bool:
+        settings = self._keeper.find_group(group)
+        return settings is not None and not settings.consume_enable
+
+    async def drop_group(self, group: str, *, dead_letters: bool) -> list[str]:
+        """Delete a group with its retry topic, and with its dead letters if there are none or
+        ``dead_letters``; the names of the deleted topics. Raises GroupInUse, and what the keeper
+        raises.
+        """
+        if count := self._members.count(group):
+            raise GroupInUse(f"group {group} has {count} members, or static ones that are away")
+        wanted = [RETRY_PREFIX + group]
+        dead_count = self._message_count(DLQ_PREFIX + group)
+        if dead_letters or not dead_count:
+            wanted.append(DLQ_PREFIX + group)
+        topics = [topic for topic in wanted if topic in self._state.topics]
+        try:
+            await self._keeper.drop_group(group)
+        except GroupNotFound:
+            if dead_count and not topics:
+                raise GroupNotFound(
+                    f"consumer group {group} is gone but for its {dead_count} dead letters, which "
+                    "go only with dead_letters (--dead-letters)"
+                ) from None
+            if not topics:
+                raise
+        self._used_s.pop(group, None)
+        for topic in topics:
+            with suppress(TopicNotFound):  # gone meanwhile
+                await self._keeper.drop_topic(topic, by_system=True)
+        return topics
+
+    def summaries(self) -> list[GroupSummary]:
+        """All groups, and what those that are gone have left of topics."""
+        names = {*self._state.groups, *map(_group_of, self._state.topics)} - {""}
+        return [self._summary(group) for group in sorted(names)]
+
+    def _message_count(self, topic: str) -> int:
+        """Messages that a topic has, readable or not; 0: it is not there."""
+        config = self._state.topics.find(topic)
+        if config is None:
+            return 0
+        views = [self._reader.queue(topic, one) for one in range(config.read_queue_count)]
+        return sum(view.appended_offset - view.min_offset for view in views)
+
+    def _summary(self, group: str) -> GroupSummary:
+        return GroupSummary(
+            group,
+            self._members.count(group),
+            len(self._state.offsets.of_group(group)),
+            self._idle_s(group),
+            self._message_count(RETRY_PREFIX + group),
+            self._message_count(DLQ_PREFIX + group),
+        )
+
+    def _used(self, group: str) -> None:
+        if group in self._state.groups:
+            self._used_s[group] = self._clock.monotonic_s()
+
+    def check_real(self, topic: str, queue_id: int, position: Position) -> None:
+        """Whether a first commit is one that a group is made for. Raises what :meth:`commit`
+        raises, and OffsetInvalid for what is above the end of the queue.
+        """
+        end = self._reader.queue(topic, queue_id).max_offset
+        offset = self._state.generations.of(topic, queue_id).validate(position).offset
+        if offset > end:
+            raise OffsetInvalid(
+                f"{offset} is above the end of queue {queue_id} of {topic}, {end}, and the group "
+                "is not known here"
+            )
+
+    def commit(self, group: str, topic: str, queue_id: int, position: Position) -> Position:
+        """Take one commit; the position that is kept. Raises TopicNotFound, QueueNotFound, and
+        what the offset table raises.
+        """
+        self.check_open()
+        if group in self._keeper.closing_groups:
+            raise GroupNotFound(f"consumer group {group} is being deleted")
+        view = self._reader.queue(topic, queue_id)
+        history = self._state.generations.of(topic, queue_id)
+        key = (topic, queue_id)
+        self._used(group)
+        return self._state.offsets.commit(group, key, position, history, view.max_offset)
+
+    def check_commit(
+        self, group: str, topic: str, queue_id: int, lock_number: int, reset_number: int
+    ) -> None:
+        """Raises QueueLocked, OffsetReset for a commit of a member that has lost the queue, or that
+        does not know the newest reset; GroupModeMismatch of a group that receives from the queue.
+        ``lock_number`` 0: the member consumes without locks.
+        """
+        key = (topic, queue_id)
+        if self._state.pops.find(group, key) is not None:
+            raise GroupModeMismatch(
+                f"group {group} receives: what its members acknowledge is its position"
+            )
+        if lock_number:
+            self._state.locks.check_commit(group, key, lock_number)
+        position = self._state.offsets.get(group, key)
+        self._state.resets.check(group, key, reset_number, position)
+
+    def mode_and_members(self, group: str, topic: str) -> tuple[ConsumeMode, list[str]]:
+        """How a group gets its messages, and its members that read the topic. Raises
+        GroupNameInvalid; a group that is not there pulls, and has none.
+        """
+        check_name(group)
+        settings = self._keeper.find_group(group)
+        mode = settings.policy.mode if settings is not None else ConsumeMode.PULL
+        members = self._members.view(group).members
+        reading = [m for m in members if topic in {s.topic for s in m.subscriptions}]
+        return mode, [member.client_id for member in reading]
+
+    def readable_queues(self, topic: str) -> int:
+        """How many queues of a topic clients may read. Raises TopicNotFound, NoPermission."""
+        return self._state.topics.for_read(topic, 0).read_queue_count
+
+    def newest_reset(self, group: str) -> int:
+        """The number of the group's newest reset."""
+        return self._state.resets.newest(group)
+
+    async def stored(self, topics: Iterable[str]) -> None:
+        """Wait until what was committed is as safe as these topics ask for their messages."""
+        await self._keeper.offsets_stored(topics)
+
+
+def _group_of(config: TopicConfig) -> str:
+    """The group that a topic is for; empty: it is for all."""
+    for prefix in (RETRY_PREFIX, DLQ_PREFIX):
+        if config.name.startswith(prefix):
+            return config.name.removeprefix(prefix)
+    return ""

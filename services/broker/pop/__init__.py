@@ -1,0 +1,1 @@
+"""Groups that receive (POP): leases given, acknowledged, changed."""

@@ -1,0 +1,191 @@
+"""What all calls of groups that receive (POP) have in common: who may receive, what time it is, and
+messages that leave a group's leases for its retry topic or its dead letters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from cometmq.clock import Clock
+from cometmq.errors import (
+    CometError,
+    GroupModeMismatch,
+    MessageNotFound,
+    NoPermission,
+    StoreDamaged,
+)
+from cometmq.member.metrics import MemberMetrics
+from cometmq.member.state.keeper import StateKeeper
+from cometmq.member.storage.member_storage import MemberStorage
+from cometmq.messaging.group_policy import ConsumeMode
+from cometmq.messaging.groups import GroupSettings
+from cometmq.messaging.pop import handles
+from cometmq.messaging.pop.handles import Handle
+from cometmq.messaging.pop.leases import Done, Given, Lease, QueueLeases
+from cometmq.messaging.pop.masks import offsets_of
+from cometmq.messaging.pop.ordering import QueueKeys
+from cometmq.model import Position, QueueKey
+from cometmq.telemetry import fields, logger
+from services.broker.retry.retries import RetryService, SendBackItem
+
+_log = logger(__name__)
+
+LEVEL_NEXT = 1  # of messages that come again in the retry topic as soon as may be
+
+
+@dataclass(slots=True)
+class Turn:
+    """One receive at a time reads a group's queue. ``keys``: of groups that consume in order."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    keys: QueueKeys = field(default_factory=QueueKeys)
+
+
+class PopGroups:
+    """Belongs to the event loop."""
+
+    def __init__(
+        self,
+        storage: MemberStorage,
+        keeper: StateKeeper,
+        retries: RetryService,
+        metrics: MemberMetrics,
+        clock: Clock,
+    ) -> None:
+        self.keeper = keeper
+        self.state = keeper.state
+        self.pops = keeper.state.pops
+        self.metrics = metrics
+        self._storage = storage
+        self._retries = retries
+        self._clock = clock
+        # The wall's clock as it was when we began: no lease ends early because it was set.
+        self._ahead_ms = clock.wall_ms() - round(clock.boottime_s() * 1000)
+        self._turns: dict[str, dict[QueueKey, Turn]] = {}
+        self._leaving: set[str] = set()  # groups that are about to pull instead
+
+    def now_ms(self) -> int:
+        """Milliseconds since 1970; never goes back."""
+        return self._ahead_ms + round(self._clock.boottime_s() * 1000)
+
+    def check(self, group: str) -> GroupSettings:
+        """Raises GroupNameInvalid, GroupNotFound, GroupModeMismatch, and BrokerDraining while
+        nothing is written.
+        """
+        self._storage.check_open()
+        settings = self.keeper.group(group)
+        if settings.policy.mode is not ConsumeMode.POP or group in self._leaving:
+            raise GroupModeMismatch(f"group {group} pulls: its mode is not POP")
+        return settings
+
+    def check_receive(self, group: str) -> GroupSettings:
+        """As :meth:`check`; NoPermission for a group whose settings forbid that it reads."""
+        settings = self.check(group)
+        if not settings.consume_enable:
+            raise NoPermission(f"group {group} may not read (consume_enable)")
+        return settings
+
+    def turn(self, group: str, key: QueueKey) -> Turn:
+        return self._turns.setdefault(group, {}).setdefault(key, Turn())
+
+    def give(
+        self, group: str, key: QueueKey, source: int, first: int, mask: int, ms: int, attempt: int
+    ) -> tuple[Lease, str]:
+        """Put messages into a lease until ``ms``; the lease and its handle."""
+        number = self.pops.next_number(self._storage.store.epoch)
+        given = Given(number, source, first, mask, ms, attempt)
+        lease = self.pops.give(group, key, given)
+        return lease, self.handle(group, key, lease)
+
+    def handle(self, group: str, key: QueueKey, lease: Lease) -> str:
+        handle = Handle(
+            key,
+            self.state.generations.of(*key).current,
+            lease.number,
+            lease.first,
+            lease.mask.bit_length(),
+            lease.visible_ms,
+        )
+        return handles.encode(self.state.secrets, group, handle)
+
+    async def send_away(
+        self,
+        group: str,
+        key: QueueKey,
+        lease: Lease,
+        first: int,
+        mask: int,
+        level: int,
+        delay_ms: int = 0,
+    ) -> None:
+        """Messages of a lease leave it: for the retry topic after the time of a delay level, or
+        (level 0) so many ms, or for the dead letters (``retry.DEAD``). Raises what appending
+        raises.
+        """
+        queue, number, tries = self.pops.find(group, key), lease.number, max(0, lease.attempt - 1)
+        generation = self.state.generations.of(*key).current
+        offsets = list(offsets_of(mask, first))
+        items = [
+            SendBackItem(*key, Position(generation, offset), level, tries=tries, delay_ms=delay_ms)
+            for offset in offsets
+        ]
+        answers = await self._retries.send_back(group, items)
+        for offset, answer in zip(offsets, answers, strict=True):
+            if isinstance(answer, MessageNotFound | StoreDamaged):
+                self.note_lost(group, key, offset, answer)
+            elif isinstance(answer, CometError):
+                raise answer
+        if self.pops.find(group, key) is queue and queue is not None:
+            self.pops.finish(group, key, Done(number, first, mask))
+
+    def note_lost(self, group: str, key: QueueKey, offset: int, error: CometError) -> None:
+        """A message that the group cannot get: it is passed over."""
+        self.metrics.pop_lost(key[0], group)
+        _log.warning(
+            "a message cannot be received and is passed over",
+            extra=fields(
+                group=group, topic=key[0], queue=key[1], offset=offset, reason=error.message
+            ),
+        )
+
+    @asynccontextmanager
+    async def leaving(self, group: str) -> AsyncIterator[None]:
+        """The group is about to pull instead. What its members have comes again in its retry topic,
+        so that nothing that they acknowledged comes a second time; but a group that consumes in
+        order goes on at its floor.
+        """
+        if group in self._leaving:
+            raise GroupModeMismatch(f"group {group}: its mode is being changed")
+        self._leaving.add(group)
+        try:
+            settings = self.keeper.group(group)
+            if not settings.policy.is_orderly:
+                for key, queue in self.pops.of_group(group).items():
+                    async with self.turn(group, key).lock:
+                        await self._hand_over(group, key, queue)
+            await self.keeper.pops_written()
+            yield
+        finally:
+            self._leaving.discard(group)
+        self.forget_group(group)
+
+    async def _hand_over(self, group: str, key: QueueKey, queue: QueueLeases) -> None:
+        for lease in list(queue):
+            if queue.find(lease.number) is lease:
+                await self.send_away(group, key, lease, lease.first, lease.mask, LEVEL_NEXT)
+
+    def forget_group(self, group: str) -> None:
+        """The group was deleted, or pulls."""
+        self._turns.pop(group, None)
+
+    def forget_topic(self, topic: str) -> None:
+        for turns in self._turns.values():
+            for key in [key for key in turns if key[0] == topic]:
+                del turns[key]
+
+    def is_dead(self, settings: GroupSettings, tries: int) -> bool:
+        """Whether a message that could not be consumed ``tries`` times has no try left."""
+        return tries > self._retries.times_max(settings)

@@ -1,0 +1,1 @@
+"""Messages that come again: sent back, dead letters, resends."""

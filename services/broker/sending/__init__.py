@@ -1,0 +1,1 @@
+"""From a producer's batch to the log."""

@@ -1,0 +1,1 @@
+"""Half messages: ends, checks, what operators do with them."""
