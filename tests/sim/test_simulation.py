@@ -11,7 +11,7 @@ from tests.sim.many import outcomes
 from tests.sim.run import play
 from tests.sim.world import Machine, Notifier, Process, World
 
-SEEDS = 120
+SEEDS = 60
 
 
 @pytest.mark.timeout(480)
