@@ -21,6 +21,7 @@ from cometmq.client import (
     QueueRef,
     ReceivedMessage,
 )
+from cometmq.client.pop import settler
 from cometmq.errors import ConfigInvalid
 from cometmq.v1 import broker_pb2 as pb
 from tests.support.cluster.broker import LiveBroker
@@ -229,3 +230,57 @@ def test_options_that_such_a_group_cannot_have_are_refused(options: dict[str, An
 
     with pytest.raises(ConfigInvalid):
         popping("127.0.0.1:1", listener, **options)
+
+
+async def test_lost_leases_leave_their_room_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lease that the broker does not know any more filled the consumer's buffer for ever."""
+    monkeypatch.setattr(settler, "LOOK_S", 0.05)
+    monkeypatch.setattr(settler, "RENEW_AT", 2.0)  # at each look
+    go_on = asyncio.Event()
+    got: list[bytes] = []
+
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        await go_on.wait()
+        got.extend(message.body for message in messages)
+
+    options = {"queue_count_max": 4, "pop_count_max": 4, "concurrency": 1}
+    async with pop_cluster(tmp_path, Ahead()) as (namesrv, broker, _):
+        await send(namesrv, *numbers(10))
+        async with popping(namesrv, listener, **options) as consumer:
+            await consumer.subscribe("T")
+            await until(lambda: broker.state.pops.open_count == 4)
+            reset = pb.ResetOffsetsRequest(group="G", topic="T", bound=pb.RESET_BOUND_FIRST)
+            await broker.admin.ResetOffsets(reset)
+            await until(lambda: broker.state.pops.open_count == 4)
+            go_on.set()
+            await until_async(lambda: done(broker, 10))
+    assert set(got) == set(numbers(10))
+
+
+async def test_new_topics_and_new_queues_are_read_at_once(tmp_path: Path) -> None:
+    """A member that waited for messages found them only with its next call, a minute later."""
+    got: list[bytes] = []
+
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        got.extend(message.body for message in messages)
+
+    async def send_and_see(queue: QueueRef, body: bytes) -> None:
+        async with Producer(namesrv) as producer:
+            await producer.send_and_wait(Message(queue.topic, body, queue=queue))
+        await until(lambda: body in got)
+
+    async with (
+        pop_cluster(tmp_path, Ahead()) as (namesrv, broker, pullhold),
+        popping(namesrv, listener) as consumer,
+    ):
+        await broker.put_topic("U", 1)
+        await consumer.subscribe("T")
+        await until(lambda: pullhold.waiting == 2)
+        await consumer.subscribe("U")
+        await until(lambda: pullhold.waiting == 3)
+        await send_and_see(QueueRef("U", 0), b"topic")
+        await until(lambda: pullhold.waiting == 3)
+        await broker.put_topic("T", 3)
+        await send_and_see(QueueRef("T", 2), b"queue")

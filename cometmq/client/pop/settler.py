@@ -45,8 +45,10 @@ class PopSettler:
         self._leases: dict[Lease, None] = {}  # with messages in work
         self._wake = asyncio.Event()
         self._is_closing = False
-        # Called when the broker group knows what is done, and whether (True) something failed.
+        # Called when the broker group knows what is done, and whether (True) something failed; and
+        # when the messages of a lease come again.
         self.on_told: Callable[[bool], None] = lambda _: None
+        self.on_lost: Callable[[Lease], None] = lambda _: None
 
     def add(self, lease: Lease) -> None:
         """Its messages are in work."""
@@ -172,6 +174,7 @@ class PopSettler:
                 lease.is_lost = True
                 self._leases.pop(lease, None)
                 self._tell("the time for messages is over: they come again", lease, answer)
+                self.on_lost(lease)
 
     def _tell(self, what: str, lease: Lease, error: CometError) -> None:
         _log.warning(what, extra=fields(**of(lease.queue), error=error))

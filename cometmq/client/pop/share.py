@@ -12,7 +12,7 @@ from cometmq.client.cluster.routes import RouteWatcher
 from cometmq.client.consuming.listener import Work, Workers
 from cometmq.client.messages import Later
 from cometmq.client.options import PushConsumerOptions, backoff_policy
-from cometmq.client.pop.calls import LeasedRun, PopCalls
+from cometmq.client.pop.calls import Lease, LeasedRun, PopCalls
 from cometmq.client.pop.settler import PopSettler
 from cometmq.client.reading.long_poller import LongPoller
 from cometmq.client.reading.offsets import BrokerCalls
@@ -51,6 +51,8 @@ class _Received:
         if stop > start:
             self._source.settler.done(self.lease, self.run.offsets[start:stop])
             self.end(start, stop)
+        elif self.lease.is_lost:
+            self.lost()
         self._source.ended.set()
 
     def fail(self, start: int, stop: int, later: Later) -> None:
@@ -59,11 +61,20 @@ class _Received:
 
     def end(self, start: int, stop: int) -> None:
         """No work is left with these messages."""
-        fresh = self.run.finish(start, stop)
-        self._source.open_count -= fresh
+        self._count_ended(start, stop)
         if self.run.low == self.run.limit:
             self._source.received.pop(self, None)
         self._source.ended.set()
+
+    def lost(self) -> None:
+        """Its messages come again: workers drop what they have not begun, and tell nobody."""
+        self._count_ended(0, self.run.limit)
+        if not self.running:  # a stop waits for calls that run
+            self._source.received.pop(self, None)
+        self._source.ended.set()
+
+    def _count_ended(self, start: int, stop: int) -> None:
+        self._source.open_count -= self.run.finish(start, stop)
 
 
 class _Source:
@@ -77,6 +88,11 @@ class _Source:
         self.sooner = asyncio.Event()  # messages may come back before the last answer said so
         self.is_closed = False
         self.is_blocked = False  # messages wait for others of their message group
+
+    def was_lost(self, lease: Lease) -> None:
+        """There is room for other messages in place of the lease's."""
+        for received in [one for one in self.received if one.lease is lease]:
+            received.lost()
 
     def was_told(self, has_failed: bool) -> None:
         """The broker group knows what is done. What failed, or had to wait, may come now."""
@@ -123,21 +139,29 @@ class PopShare:
         self._subscriptions[topic] = wanted
         self._routes.watch(topic)
         self._look()
+        self._ask_soon()
 
     async def unsubscribe(self, topic: str, *, waits: bool = True) -> None:
         """Receive from it no more; what was received is consumed."""
         self._subscriptions.pop(topic, None)
 
-    def route_changed(self, _topic: str) -> None:
-        """There may be another broker group."""
+    def route_changed(self, topic: str) -> None:
+        """There may be another broker group, or other queues."""
         self._look()
+        if topic in self._subscriptions:
+            self._ask_soon()
+
+    def _ask_soon(self) -> None:
+        """Brokers that had nothing may have messages of other queues: no wait stands for those."""
+        for source in self._sources.values():
+            source.sooner.set()
 
     def _look(self) -> None:
         for broker_group in self._pop.broker_groups():
             if broker_group not in self._sources and self._tasks is not None:
                 settler = PopSettler(self._pop, self._calls, broker_group)
                 source = self._sources[broker_group] = _Source(settler)
-                settler.on_told = source.was_told
+                settler.on_told, settler.on_lost = source.was_told, source.was_lost
                 feed = self._tasks.start(self._feed(broker_group, source), f"pop {broker_group}")
                 settle = self._tasks.start(settler.run(), f"settle at {broker_group}")
                 self._feeding.append(feed)
