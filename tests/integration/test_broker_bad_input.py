@@ -154,7 +154,9 @@ async def test_ids_of_stubs_take_bounded_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "name"),
     [
-        ({"kind": 3}, "INVALID_REQUEST"),
+        ({"kind": 3}, "BATCH_MALFORMED"),
+        ({"kind": 4}, "GROUP_NAME_INVALID"),
+        ({"kind": 5}, "INVALID_REQUEST"),
         ({"kind": 99}, "INVALID_REQUEST"),
         ({"kind": -1}, "INVALID_REQUEST"),
         ({"kind": 1, "delay_level": 1}, "INVALID_REQUEST"),
@@ -170,9 +172,10 @@ async def test_ids_of_stubs_take_bounded_memory(tmp_path: Path) -> None:
 async def test_what_no_segment_may_say(tmp_path: Path, fields: dict[str, Any], name: str) -> None:
     async with running_broker(tmp_path) as broker:
         await broker.put_topic("T", 1)
-        if name == "BATCH_MALFORMED":  # makes the topic of delayed messages
+        if name == "BATCH_MALFORMED":  # makes the topics of messages that wait
             delayed = pb.OutgoingMessage(topic="T", delay_level=18)
-            await broker.stub.Send(pb.SendRequest(messages=[delayed]))
+            timed = pb.OutgoingMessage(topic="T", delay_ms=3_600_000)
+            await broker.stub.Send(pb.SendRequest(messages=[delayed, timed]))
         end = broker.store.appended_offset
         lane = await broker.lane()
         records, _ = batch(("T", 0, [b"x"]))

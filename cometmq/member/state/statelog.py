@@ -225,10 +225,10 @@ def newest_progress(store: Source) -> int:
         return 0
     first = _start_of_state(store, low, high)
     for offset in reversed(range(first + 1, high)):
-        [found] = _records(store, offset, offset + 1)
-        is_change = found.tag == CHANGE
-        if is_change and any(isinstance(c, DelaysReached) for c in decode(found.body)):
-            return found.log_offset
+        for found in _records(store, offset, offset + 1, skip_lost=True):
+            is_change = found.tag == CHANGE
+            if is_change and any(isinstance(c, DelaysReached) for c in decode(found.body)):
+                return found.log_offset
     return _units(store, first, first + 1)[0][0]
 
 
@@ -287,7 +287,10 @@ def _units(store: Source, first: int, end: int) -> list[tuple[int, int, int]]:
     return found
 
 
-def _records(store: Source, first: int, end: int) -> Iterator[record.Record]:
+def _records(
+    store: Source, first: int, end: int, *, skip_lost: bool = False
+) -> Iterator[record.Record]:
+    """Raises StoreDamaged at a record that is lost, unless these are skipped."""
     while first < end:
         units = _units(store, first, min(end, first + _UNITS_AT_ONCE))
         spans: list[tuple[int, int]] = []
@@ -295,10 +298,12 @@ def _records(store: Source, first: int, end: int) -> Iterator[record.Record]:
         for log_offset, record_size, _ in units:
             if spans and size + record_size > _RECORD_BYTES_AT_ONCE:
                 break
-            spans.append((log_offset, record_size))
-            size += record_size
-        yield from record.decode_all(store.read_records(spans, nowait=False))
-        first += len(spans)
+            first += 1
+            if record_size > queueunit.LOST_SIZE or not skip_lost:
+                spans.append((log_offset, record_size))
+                size += record_size
+        if spans:
+            yield from record.decode_all(store.read_records(spans, nowait=False))
 
 
 def topic_deletions(store: Source, log_offset: int) -> dict[str, int]:
@@ -311,7 +316,7 @@ def topic_deletions(store: Source, log_offset: int) -> dict[str, int]:
         first -= 1
     return {
         change.topic: found.log_offset
-        for found in _records(store, first, high)
+        for found in _records(store, first, high, skip_lost=True)
         for change in decode(found.body)
         if isinstance(change, TopicDropped)
     }
