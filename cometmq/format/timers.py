@@ -97,6 +97,19 @@ def target_of(properties: bytes) -> tuple[str, int] | None:
     return _known_target(ours[1]) if ours else _target(properties)
 
 
+def target_text(properties: bytes) -> bytes | None:
+    """The part of our form that names the target; None: it is no message of our form."""
+    ours = _OUR_TARGET.match(properties)
+    return ours[1] if ours and FOREIGN_NAME not in properties else None
+
+
+def target_of_text(text: bytes) -> tuple[str, int]:
+    """The topic and queue that such a text names."""
+    target = _known_target(text)
+    assert target is not None, text
+    return target
+
+
 def recalls(properties: bytes) -> str:
     """Which message a tombstone recalls; empty for any other record."""
     if FOREIGN_NAME not in properties:

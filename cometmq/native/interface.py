@@ -287,3 +287,29 @@ class Accelerator(Protocol):
         """The same entries, sorted: ``cometmq.store.timers.entries.in_order``. ValueError unless
         they are whole.
         """
+
+    def timer_targets(self, sources: bytes, places: array[int], /) -> tuple[list[bytes], bytes]:
+        """For which queues messages of the timer topic are meant:
+        ``cometmq.format.relay_run.timer_targets``. ``places``: an ``array("I")``.
+
+        Stops at a record of another form than ours, at a body that does not fit its CRC, and at a
+        tag that is empty or not UTF-8. Returns the texts of the targets, and for each record before
+        the number of its text (uint32). ValueError unless the numbers are whole.
+        """
+
+    def relay(
+        self,
+        sources: bytes,
+        places: array[int],
+        chosen: array[int],
+        queues: tuple[tuple[bytes, int, int], ...],
+        log_offset: int,
+        store_time_ms: int,
+        store_host: bytes,
+        /,
+    ) -> tuple[bytes, list[bytes]]:
+        """The records that are made from those at ``places``, and the units of each queue:
+        ``cometmq.format.relay_run.RelayRun.encode``. ``queues``: topic, queue id and the offset of
+        its next message. ValueError for a place or a number that is out of range, and for a record
+        that :meth:`timer_targets` stops at because of its frame or its tag.
+        """

@@ -18,13 +18,16 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from cometmq.errors import StoreDamaged
-from cometmq.format import record, timers
+from cometmq.format import queueunit, record, timers
 from cometmq.format.recall import Handle, RecallRun
+from cometmq.format.relay import relay
 from cometmq.format.timers import TIMER_QUEUE, TIMER_TOPIC, TimerForm
 from cometmq.member.metrics import MemberMetrics
 from cometmq.member.relay import RelayWriter
 from cometmq.member.state.statelog import oldest_timer
+from cometmq.messaging.timers import Timer
 from cometmq.model import TopicConfig
+from cometmq.replication.watermarks import DurabilityClass
 from cometmq.store.timers import index
 from services.broker.delay import timers as service
 from services.broker.delay.recalls import RecallService
@@ -200,7 +203,7 @@ class Parts:
     """What sends and delivers in one life of the writer."""
 
     def __init__(self, member: Member, clock: WallClock) -> None:
-        metrics = MemberMetrics(CollectorRegistry(), "c", "g")
+        self.metrics = metrics = MemberMetrics(CollectorRegistry(), "c", "g")
         policy = ProducePolicy(1 << 30, False, TopicConfig(""), 30.0, 30.0)
         self.produce = ProduceHandler(member.storage, member.keeper, policy, HOST, metrics, clock)
         relays = RelayWriter(member.storage, member.state.topics, HOST, metrics)
@@ -251,3 +254,48 @@ async def test_every_message_comes_once_and_never_early_whatever_happens(
         assert member.state.timers.mark.arrivals == member.store.queue_bounds(*TIMER_QUEUE)[1]
     assert story.now_ms > START_MS
     assert TIMER_TOPIC
+
+
+@pytest.mark.usefixtures("implementation")
+async def test_messages_that_need_a_closer_look_take_no_others_along(tmp_path: Path) -> None:
+    """A damaged one, one in RocketMQ's form, one whose topic is gone, and a recalled one."""
+    story = Story(random.Random(0), tmp_path / "store")
+    async with story.life(clean=True) as (member, parts):
+        due_ms = story.now_ms + 1_000
+        bodies = [b"body %02d" % n for n in range(40)]
+        topics = ["Gone" if n == 20 else TOPICS[n // 3 % 2] for n in range(40)]
+        await member.put("Gone")
+        for topic, body in zip(topics, bodies, strict=True):
+            mark = b"TIMER_DELIVER_MS\x01%d\x02" % due_ms if body == bodies[10] else b""
+            properties = timers.with_time(timers.prefix(topic, 0), due_ms) + mark
+            found = record.decode(encoded(*TIMER_QUEUE, body, properties=properties))
+            kept = relay(found, *TIMER_QUEUE, HOST, due_ms=due_ms)
+            member.storage.append_relayed([kept], {TIMER_TOPIC: DurabilityClass.ASYNC}, HOST)
+        await member.on_disk()
+        await member.keeper.drop_topic("Gone")
+        member.state.timers.skip(Timer(due_ms, 30))
+        damage(tmp_path, bodies[5])
+        story.clock.now_ms = due_ms
+        await parts.deliver()
+        await member.on_disk()
+        for topic in TOPICS:
+            count = member.store.queue_bounds(topic, 0)[1]
+            units = member.store.read_units(topic, 0, 0, count)
+            spans = [(place, size) for place, size, _ in queueunit.iterate(units)]
+            found_bodies = [one.body for one in record.decode_all(member.store.read_records(spans))]
+            there = [n for n in range(40) if topics[n] == topic and n not in (5, 30)]
+            assert found_bodies == [bodies[n] for n in there]
+        counts = {how: int(parts.metrics.timers_out.labels(how)._value.get()) for how in HOW}
+        assert counts == {"delivered": 37, "lost": 1, "dropped": 1, "recalled": 1}
+
+
+HOW = ("delivered", "lost", "dropped", "recalled")
+
+
+def damage(folder: Path, body: bytes) -> None:
+    """Other bytes where the log has this body."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    [file] = [path for path in files if body in path.read_bytes()]
+    with file.open("r+b") as opened:
+        opened.seek(file.read_bytes().index(body))
+        opened.write(body.swapcase())

@@ -12,7 +12,8 @@ from cometmq.clock import Clock
 from cometmq.errors import BrokerDraining, SlaveNotAvailable
 from cometmq.format import record, timers
 from cometmq.format.properties import tag_of
-from cometmq.format.relay import Relayed
+from cometmq.format.relay import Relayed, relay
+from cometmq.format.relay_run import RelayRun
 from cometmq.format.taghash import tags_code
 from cometmq.member.storage.member_storage import Segment, Ticket
 from cometmq.model import QueueKey
@@ -119,6 +120,24 @@ class Storage:
             for one in relayed
         ]
         return self._append(drafts, union(demands[one.topic] for one in relayed))
+
+    def append_relay_run(
+        self, run: RelayRun, demands: Mapping[str, DurabilityClass], store_host: bytes
+    ) -> Ticket:
+        """The same, of many records at once; the answer has an entry for each queue."""
+        relayed = [
+            relay(record.decode(run.sources, place), *run.queues[index], store_host)
+            for place, index in zip(run.places, run.chosen, strict=True)
+        ]
+        ticket = self.append_relayed(relayed, demands, store_host)
+        sizes = [0] * len(run.queues)
+        for one, index in zip(relayed, run.chosen, strict=True):
+            sizes[index] += one.size_bytes
+        firsts = [
+            ticket.appended.queue_offsets[run.chosen.index(index)] for index in range(len(sizes))
+        ]
+        appended = ticket.appended._replace(queue_offsets=firsts, segment_bytes=sizes)
+        return ticket._replace(appended=appended)
 
     def _append(self, drafts: Sequence[Draft], demands: DurabilityClass) -> Ticket:
         self.check_open()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +21,7 @@ from cometmq.errors import BrokerDraining, DescriptorsExhausted, DiskFull, Short
 from cometmq.flight_recorder import Stage, named_threads, recorder
 from cometmq.format.batch import Stamped
 from cometmq.format.relay import OwnRecord
+from cometmq.format.relay_run import RelayRun
 from cometmq.format.timers import TimerForm
 from cometmq.member.storage.arrivals import Arrivals
 from cometmq.member.storage.authority import WriteAuthority
@@ -439,6 +440,25 @@ class MemberStorage(BaseStorage):
             for one, offset in zip(relayed, appended.queue_offsets, strict=True)
         }
         grown = [(key, demands[key[0]], maximum) for key, maximum in maxima.items()]
+        return self._appended(appended, grown, union(demands.values()))
+
+    def append_relay_run(
+        self, run: RelayRun, demands: Mapping[str, DurabilityClass], store_host: bytes
+    ) -> Ticket:
+        """As :meth:`append_relayed`, of many records at once."""
+        self.check_open()
+        try:
+            appended = self.store.append_relay_run(run, store_host)
+        except DiskFull:
+            self.note_no_space()
+            raise
+        counts = Counter(run.chosen)
+        grown = [
+            (key, demands[key[0]], first + counts[index])
+            for index, (key, first) in enumerate(
+                zip(run.queues, appended.queue_offsets, strict=True)
+            )
+        ]
         return self._appended(appended, grown, union(demands.values()))
 
     def _appended(

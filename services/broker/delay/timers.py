@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from array import array
 from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
 from typing import TypeVar
 
 from cometmq.clock import Clock
@@ -20,13 +22,15 @@ from cometmq.flight_recorder import named_threads
 from cometmq.format import queueunit, timers
 from cometmq.format.record import Record
 from cometmq.format.relay import Relayed, relay
+from cometmq.format.relay_run import RelayRun, timer_targets
 from cometmq.format.timers import TIMER_QUEUE
 from cometmq.member.metrics import MemberMetrics
-from cometmq.member.read.records import read_each
+from cometmq.member.read.records import read_each, read_joined
 from cometmq.member.relay import RelayWriter
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging.timers import BelievedClock, Timer
+from cometmq.model import QueueKey
 from cometmq.rpc.tasks import wait_at_most
 from cometmq.store.log.commitlog import Span
 from cometmq.store.queries import Boundary, offset_by_time
@@ -54,6 +58,8 @@ PAUSE_S = 0.01  # between two others: so late a message may be that was sent a m
 TURN_COUNT_MAX = 1024
 TURN_BYTES_MAX = 1 << 20
 TURN_COUNT_MIN = 16
+EACH_COUNT_MAX = 256  # of messages that have to be looked at one by one
+UNITS_GAP_MAX = 256  # reading so many in vain is cheaper than a second call
 TURN_S = 0.005  # what a turn is to take of the event loop
 ARRIVALS_MAX = 8192  # units that are read in one go
 LATE_MAX = 8192  # messages that came after their time; no more are read while these wait
@@ -353,6 +359,51 @@ class TimerService:
         """
         spans = await self._spans(self.table.wanted(due))
         due = due[: self._fitting(due, spans)]
+        count = await self._deliver_run(due, spans, now_ms)
+        return count or await self._deliver_each(due[:EACH_COUNT_MAX], spans, now_ms)
+
+    async def _deliver_run(
+        self, due: Sequence[Timer], spans: Mapping[Timer, Span], now_ms: int
+    ) -> int:
+        """Append those of the first that have our form, without a look at each; how many are done.
+        0: the first one needs a look.
+        """
+        wanted = [timer for timer in due if timer in spans]
+        found = await read_joined(self._storage.store, [spans[timer] for timer in wanted])
+        if found is None:
+            return 0
+        begun_s = self._clock.monotonic_s()
+        sources, places = found
+        if self.table.skips:  # while they were read some may have been recalled
+            is_wanted = [timer.offset not in self.table.skips for timer in wanted]
+            wanted = list(compress(wanted, is_wanted))
+            places = array("I", compress(places, is_wanted))
+        texts, chosen = timer_targets(sources, places)
+        queues = [self._plain_queue(text) for text in texts]
+        if None in queues:
+            closer = {index for index, queue in enumerate(queues) if queue is None}
+            del chosen[next(at for at, index in enumerate(chosen) if index in closer) :]
+        if len(chosen) < len(wanted):
+            due = due[: due.index(wanted[len(chosen)])]
+        if chosen:
+            self._relays.append_run(_run(sources, places[: len(chosen)], chosen, queues))
+        if due:
+            self._note_done(due, len(chosen), now_ms, begun_s)
+        return len(due)
+
+    def _plain_queue(self, text: bytes) -> QueueKey | None:
+        """The queue that all messages with this target go to; None: each needs a look."""
+        topic, queue_id = timers.target_of_text(text)
+        config = self._keeper.state.topics.find(topic)
+        if config is None or topic in self._keeper.closing or topic in self.table.dropped:
+            return None
+        count = config.write_queue_count or config.read_queue_count
+        return (topic, queue_id % count) if count else None
+
+    async def _deliver_each(
+        self, due: Sequence[Timer], spans: Mapping[Timer, Span], now_ms: int
+    ) -> int:
+        """The same, one by one: of what is damaged, dropped, or of another form."""
         records = await self._records({timer: spans[timer] for timer in due if timer in spans})
         begun_s = self._clock.monotonic_s()
         # While they were read some may have been recalled.
@@ -360,13 +411,17 @@ class TimerService:
         relayed = self._relayed([(timer, records[timer]) for timer in wanted])
         if relayed:
             self._relays.append(relayed)
-        recalled = sum(timer.offset in self.table.skips for timer in due)
+        self._note_done(due, len(relayed), now_ms, begun_s)
+        return len(due)
+
+    def _note_done(self, due: Sequence[Timer], delivered: int, now_ms: int, begun_s: float) -> None:
+        skips = self.table.skips
+        recalled = sum(timer.offset in skips for timer in due) if skips else 0
         self._metrics.timers_out.labels("recalled").inc(recalled)
-        self._metrics.timers_out.labels("delivered").inc(len(relayed))
+        self._metrics.timers_out.labels("delivered").inc(delivered)
         for timer in (due[0], due[-1]):
             self._metrics.timer_lateness_s.observe(max(0, now_ms - timer.due_ms) / 1000)
-        self._fit_turn(len(relayed), self._clock.monotonic_s() - begun_s)
-        return len(due)
+        self._fit_turn(delivered, self._clock.monotonic_s() - begun_s)
 
     def _fitting(self, due: Sequence[Timer], spans: Mapping[Timer, Span]) -> int:
         """How many of the first fit one batch; at least one."""
@@ -398,18 +453,27 @@ class TimerService:
         return records
 
     async def _spans(self, wanted: Sequence[Timer]) -> dict[Timer, Span]:
-        """Where the log has these messages. Neighbours in the queue are looked up together."""
+        """Where the log has these messages. Those near each other in the queue are looked up
+        together.
+        """
         by_offset = sorted(wanted, key=lambda timer: timer.offset)
         spans: dict[Timer, Span] = {}
         at = 0
         while at < len(by_offset):
             first, end = by_offset[at].offset, at + 1
-            while end < len(by_offset) and by_offset[end].offset == first + end - at:
+            while (
+                end < len(by_offset)
+                and by_offset[end].offset <= by_offset[end - 1].offset + UNITS_GAP_MAX
+                and by_offset[end].offset < first + ARRIVALS_MAX
+            ):
                 end += 1
-            units = await self._units(first, end - at)
-            found = zip(by_offset[at:end], queueunit.iterate(units), strict=False)
-            spans |= {timer: (place, size) for timer, (place, size, _) in found}
-            at += max(1, len(units) // queueunit.UNIT_BYTES)
+            units = await self._units(first, by_offset[end - 1].offset + 1 - first)
+            count = len(units) // queueunit.UNIT_BYTES
+            read = [timer for timer in by_offset[at:end] if timer.offset < first + count]
+            for timer in read:
+                place, size, _ = queueunit.unit_at(units, timer.offset - first)
+                spans[timer] = place, size
+            at += max(1, len(read))
         return spans
 
     def _relayed(self, found: Sequence[tuple[Timer, Record]]) -> list[Relayed]:
@@ -521,3 +585,17 @@ class TimerService:
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def _run(
+    sources: bytes, places: array[int], chosen: array[int], queues: Sequence[QueueKey | None]
+) -> RelayRun:
+    """``queues`` may come twice, and some may get nothing."""
+    numbers: dict[QueueKey, int] = {}
+    for index in dict.fromkeys(chosen):
+        queue = queues[index]
+        assert queue is not None, index
+        numbers.setdefault(queue, len(numbers))
+    renumbered = [-1 if queue is None else numbers.get(queue, -1) for queue in queues]
+    chosen = array("I", map(renumbered.__getitem__, chosen))
+    return RelayRun(sources, places, chosen, tuple(numbers))

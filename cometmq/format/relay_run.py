@@ -1,0 +1,116 @@
+"""Many relayed records at once, without an object for each: how the broker appends messages whose
+own time has come. The bytes are those of :mod:`cometmq.format.relay`.
+
+Both functions exist twice: here, and in the C extension (:mod:`cometmq.native`).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+from zlib import crc32
+
+from cometmq.errors import BatchMalformed
+from cometmq.format import queueunit, record, timers
+from cometmq.format.properties import STORED_FRAMING, tag_of
+from cometmq.format.record import BODY_CRC_MASK, Record
+from cometmq.format.relay import relay
+from cometmq.model import PROPERTIES_BYTES_MAX, QueueKey
+from cometmq.native import accelerator
+
+TARGETS_MAX = 1024  # of one run
+
+
+class RelayRun(NamedTuple):
+    """Records to be appended: what they are made from, and for which queues."""
+
+    sources: bytes  # stored records, which were verified
+    places: array[int]  # uint32: where the source of each record begins, in the order of appending
+    chosen: array[int]  # uint32: the index of its queue
+    queues: tuple[QueueKey, ...]  # each once, and each gets a record
+
+    def encode(
+        self,
+        queue_offsets: Sequence[int],
+        log_offset: int,
+        store_time_ms: int,
+        store_host: bytes,
+    ) -> tuple[bytes, list[bytes]]:
+        """The records as they are written at ``log_offset``, and the units of each queue, of which
+        the first message gets the offset in ``queue_offsets``.
+        """
+        if accelerator is None:
+            return _encode(self, queue_offsets, log_offset, store_time_ms, store_host)
+        queues = tuple(
+            (topic.encode(), queue_id, offset)
+            for (topic, queue_id), offset in zip(self.queues, queue_offsets, strict=True)
+        )
+        return accelerator.relay(
+            *(self.sources, self.places, self.chosen, queues),
+            *(log_offset, store_time_ms, store_host),
+        )
+
+
+def _encode(
+    run: RelayRun,
+    queue_offsets: Sequence[int],
+    log_offset: int,
+    store_time_ms: int,
+    store_host: bytes,
+) -> tuple[bytes, list[bytes]]:
+    pieces: list[bytes] = []
+    units: list[list[bytes]] = [[] for _ in run.queues]
+    for place, index in zip(run.places, run.chosen, strict=True):
+        made = relay(record.decode(run.sources, place), *run.queues[index], store_host)
+        queue_offset = queue_offsets[index] + len(units[index])
+        pieces.append(made.encode(queue_offset, log_offset, store_time_ms, store_host))
+        code = made.tags_code(store_time_ms)
+        units[index].append(queueunit.pack(log_offset, made.size_bytes, code))
+        log_offset += made.size_bytes
+    return b"".join(pieces), [b"".join(of_queue) for of_queue in units]
+
+
+def timer_targets(sources: bytes, places: array[int]) -> tuple[list[bytes], array[int]]:
+    """For which queues the first of these messages of the timer topic are meant: different texts
+    for :func:`cometmq.format.timers.target_of_text`, and for each message the index of its own.
+
+    Ends before the first message that is not certainly good and of our form: it needs a closer
+    look.
+    """
+    if accelerator is None:
+        return _timer_targets(sources, places)
+    texts, numbers = accelerator.timer_targets(sources, places)
+    chosen = array("I")
+    chosen.frombytes(numbers)
+    return texts, chosen
+
+
+def _timer_targets(sources: bytes, places: array[int]) -> tuple[list[bytes], array[int]]:
+    numbers: dict[bytes, int] = {}
+    chosen = array("I")
+    for place in places:
+        try:
+            found = record.decode(sources, place)
+        except BatchMalformed:
+            break
+        text = timers.target_text(found.raw_properties)
+        if text is None or not _is_good(found):
+            break
+        if text not in numbers and len(numbers) == TARGETS_MAX:
+            break
+        chosen.append(numbers.setdefault(text, len(numbers)))
+    return list(numbers), chosen
+
+
+def _is_good(found: Record) -> bool:
+    properties = found.raw_properties
+    try:
+        tag_of(properties).decode()
+    except UnicodeDecodeError:
+        return False
+    return (
+        len(properties) <= PROPERTIES_BYTES_MAX
+        and STORED_FRAMING.fullmatch(properties) is not None
+        and crc32(found.body) & BODY_CRC_MASK == found.body_crc
+    )

@@ -1,0 +1,331 @@
+/* Records that the broker makes from stored ones: cometmq/format/relay_run.py. */
+
+#include "accelerator.h"
+
+#include "bytes.h"
+#include "record.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define TARGETS_MAX 1024
+#define SLOTS 2048 /* a power of two above that */
+#define PROPERTIES_BYTES_MAX INT16_MAX
+#define TOPIC_BYTES_MAX 255
+#define QUEUE_DIGITS_MAX 9
+#define KEPT_FLAGS (COMPRESSED | 2u | 0x700u) /* of SYSFLAG: compression, and that it has several tags */
+
+/* --- which of the records can be taken, and for which queues they are meant --- */
+
+typedef struct {
+    span texts[TARGETS_MAX];
+    uint32_t slots[SLOTS]; /* a number of a text, and 1; 0 = free */
+    uint32_t count;
+} target_table;
+
+/* Where a message of the timer topic is meant to go, as its properties tell it in our form; 0 when they do not. */
+static int target_of(span properties, span *target)
+{
+    static const char topic[] = "REAL_TOPIC\x01", queue[] = "\x02REAL_QID\x01";
+    const uint8_t *start = properties.start + TIMER_DIGITS_END + 1; /* timer_due has found the topic's name there */
+    const uint8_t *end = properties.start + properties.length, *at = start + sizeof topic - 1, *first = at;
+    while (at < end && *at > PAIR_SEPARATOR)
+        at++;
+    if (at == first || at - first > TOPIC_BYTES_MAX || (size_t)(end - at) < sizeof queue - 1
+        || memcmp(at, queue, sizeof queue - 1) != 0)
+        return 0;
+    at += sizeof queue - 1;
+    first = at;
+    while (at < end && *at >= '0' && *at <= '9')
+        at++;
+    if (at == first || at - first > QUEUE_DIGITS_MAX || at == end || *at != PAIR_SEPARATOR)
+        return 0;
+    *target = (span){start, (size_t)(at + 1 - start)};
+    return 1;
+}
+
+/* The number of a text, which is new perhaps; -1 when there is no room for it. */
+static int64_t number_of(target_table *table, span text)
+{
+    uint32_t hash = 2166136261u; /* FNV-1a */
+    for (size_t at = 0; at < text.length; at++)
+        hash = (hash ^ text.start[at]) * 16777619u;
+    uint32_t slot = hash & (SLOTS - 1);
+    for (; table->slots[slot]; slot = (slot + 1) & (SLOTS - 1))
+        if (is_same(table->texts[table->slots[slot] - 1], text))
+            return table->slots[slot] - 1;
+    if (table->count == TARGETS_MAX)
+        return -1;
+    table->texts[table->count++] = text;
+    table->slots[slot] = table->count;
+    return table->count - 1;
+}
+
+static uint32_t number_at(const void *numbers, Py_ssize_t index)
+{
+    uint32_t number;
+    memcpy(&number, (const uint8_t *)numbers + 4 * index, sizeof number);
+    return number;
+}
+
+static Py_ssize_t find_targets(span sources, const void *places, Py_ssize_t count, target_table *table, uint8_t *chosen)
+{
+    Py_ssize_t taken = 0;
+    for (; taken < count; taken++) {
+        uint32_t place = number_at(places, taken), code;
+        record found;
+        span target, tag;
+        if (place > sources.length || !record_at(sources.start + place, sources.length - place, &found)
+            || found.properties.length > PROPERTIES_BYTES_MAX || !are_framed(found.properties, &tag)
+            || !java_hash(tag, &code) || timer_due(&found) < 0 || !target_of(found.properties, &target)
+            || !has_good_body(&found))
+            break;
+        int64_t number = number_of(table, target);
+        if (number < 0)
+            break;
+        uint32_t index = (uint32_t)number;
+        memcpy(chosen + 4 * taken, &index, sizeof index);
+    }
+    return taken;
+}
+
+static PyObject *texts_of(const target_table *table)
+{
+    PyObject *texts = PyList_New(table->count);
+    for (uint32_t at = 0; texts != NULL && at < table->count; at++) {
+        span text = table->texts[at];
+        PyObject *bytes = PyBytes_FromStringAndSize((const char *)text.start, (Py_ssize_t)text.length);
+        if (bytes == NULL || PyList_SetItem(texts, at, bytes) < 0)
+            Py_CLEAR(texts);
+    }
+    return texts;
+}
+
+PyObject *accelerator_timer_targets(PyObject *module, PyObject *arguments)
+{
+    (void)module;
+    Py_buffer sources, places;
+    if (!PyArg_ParseTuple(arguments, "y*y*:timer_targets", &sources, &places))
+        return NULL;
+    Py_ssize_t count = places.len / 4, taken = 0;
+    PyObject *texts = NULL, *chosen = NULL;
+    target_table *table = calloc(1, sizeof *table);
+    uint8_t *numbers = malloc((size_t)places.len + 1);
+    if (places.len % 4) {
+        PyErr_SetString(PyExc_ValueError, "timer_targets: no whole numbers");
+    } else if (table == NULL || numbers == NULL) {
+        PyErr_NoMemory();
+    } else {
+        BEGIN_WORK(sources.len)
+        taken = find_targets(span_of(&sources), places.buf, count, table, numbers);
+        END_WORK
+        texts = texts_of(table);
+        chosen = PyBytes_FromStringAndSize((const char *)numbers, 4 * taken);
+    }
+    free(table);
+    free(numbers);
+    PyBuffer_Release(&sources);
+    PyBuffer_Release(&places);
+    if (texts == NULL || chosen == NULL) {
+        Py_XDECREF(texts);
+        Py_XDECREF(chosen);
+        return NULL;
+    }
+    return Py_BuildValue("NN", texts, chosen);
+}
+
+/* --- the new records --- */
+
+/* A queue that gets some of them. */
+typedef struct {
+    span topic;
+    uint32_t queue_id;
+    uint64_t queue_offset; /* of its next message */
+    Py_ssize_t count;
+    uint8_t *unit; /* where its next one is written */
+} queue;
+
+/* What is to be done. */
+typedef struct {
+    span sources, store_host;
+    const void *places, *chosen;
+    Py_ssize_t count, queue_count;
+    queue *queues;
+    uint64_t log_offset, store_time_ms;
+} job;
+
+static size_t new_size(const record *source, const queue *target, const job *work)
+{
+    return RECORD_BYTES_MIN + (source->born_host_bytes - 8) + (work->store_host.length - 8) + source->body.length
+        + target->topic.length + source->properties.length;
+}
+
+/* The source and the queue of one record; 0 when there are none, or no new record can be made. */
+static int look_up(const job *work, Py_ssize_t index, record *source, queue **target, span *tag)
+{
+    uint32_t place = number_at(work->places, index), number = number_at(work->chosen, index);
+    uint32_t code;
+    if (number >= work->queue_count || place > work->sources.length
+        || !record_at(work->sources.start + place, work->sources.length - place, source)
+        || !are_framed(source->properties, tag) || !java_hash(*tag, &code))
+        return 0;
+    *target = &work->queues[number];
+    return new_size(source, *target, work) <= INT32_MAX;
+}
+
+/* Counts the records of each queue; the bytes of all, or -1. */
+static Py_ssize_t measure(const job *work)
+{
+    Py_ssize_t size = 0;
+    for (Py_ssize_t index = 0; index < work->count; index++) {
+        record source;
+        queue *target;
+        span tag;
+        if (!look_up(work, index, &source, &target, &tag))
+            return -1;
+        Py_ssize_t more = (Py_ssize_t)new_size(&source, target, work);
+        if (size > PY_SSIZE_T_MAX - more)
+            return -1;
+        size += more;
+        target->count++;
+    }
+    return size;
+}
+
+static uint8_t *put(uint8_t *to, const void *from, size_t length)
+{
+    memcpy(to, from, length);
+    return to + length;
+}
+
+static uint8_t *put_record(uint8_t *to, uint64_t log_offset, const record *source, const queue *target, const job *work)
+{
+    const uint8_t *from = source->start;
+    uint32_t flags = (source->sys_flag & (KEPT_FLAGS | BORN_HOST_V6)) | (work->store_host.length > 8 ? STORE_HOST_V6 : 0);
+    memcpy(to, from, AT_BORN_HOST); /* with the magic, the CRC, the user's flag and the time of birth */
+    store32(to + AT_SIZE, (uint32_t)new_size(source, target, work));
+    store32(to + AT_QUEUE_ID, target->queue_id);
+    store64(to + AT_QUEUE_OFFSET, target->queue_offset);
+    store64(to + AT_LOG_OFFSET, log_offset);
+    store32(to + AT_SYS_FLAG, flags);
+    to = put(to + AT_BORN_HOST, from + AT_BORN_HOST, source->born_host_bytes);
+    store64(to, work->store_time_ms);
+    to = put(to + 8, work->store_host.start, work->store_host.length);
+    to = put(to, source->reconsume_times, 4);
+    to = put(to, from + AT_LOG_OFFSET, 8); /* where the source is */
+    to = put(to, source->reconsume_times + 4 + 8, 4 + source->body.length);
+    *to++ = (uint8_t)target->topic.length;
+    to = put(to, target->topic.start, target->topic.length);
+    return put(to, source->properties.start - 2, 2 + source->properties.length);
+}
+
+static void put_all(const job *work, uint8_t *to)
+{
+    uint64_t log_offset = work->log_offset;
+    for (Py_ssize_t index = 0; index < work->count; index++) {
+        record source;
+        queue *target;
+        span tag;
+        look_up(work, index, &source, &target, &tag);
+        uint8_t *end = put_record(to, log_offset, &source, target, work);
+        put_unit(target->unit, log_offset, (size_t)(end - to), tag);
+        target->unit += UNIT_BYTES;
+        target->queue_offset++;
+        log_offset += (uint64_t)(end - to);
+        to = end;
+    }
+}
+
+/* Reads the queues from their tuples, which stay with the caller; -1 with an exception set. */
+static int read_queues(PyObject *given, job *work)
+{
+    for (Py_ssize_t at = 0; at < work->queue_count; at++) {
+        queue *target = &work->queues[at];
+        PyObject *one = PyTuple_GetItem(given, at);
+        const char *topic;
+        Py_ssize_t length;
+        long long queue_id, queue_offset;
+        if (!PyTuple_Check(one) || !PyArg_ParseTuple(one, "y#LL:relay", &topic, &length, &queue_id, &queue_offset)) {
+            if (!PyErr_Occurred())
+                PyErr_SetString(PyExc_TypeError, "relay: a queue is a tuple");
+            return -1;
+        }
+        if (length < 1 || length > TOPIC_BYTES_MAX || queue_id < 0 || queue_id > INT32_MAX || queue_offset < 0) {
+            PyErr_SetString(PyExc_ValueError, "relay: no such queue");
+            return -1;
+        }
+        *target = (queue){{(const uint8_t *)topic, (size_t)length}, (uint32_t)queue_id, (uint64_t)queue_offset, 0, NULL};
+    }
+    return 0;
+}
+
+/* The units of each queue, of which no byte is written yet. */
+static PyObject *new_units(const job *work)
+{
+    PyObject *units = PyList_New(work->queue_count);
+    for (Py_ssize_t at = 0; units != NULL && at < work->queue_count; at++) {
+        queue *target = &work->queues[at];
+        PyObject *bytes = PyBytes_FromStringAndSize(NULL, target->count * UNIT_BYTES);
+        if (bytes != NULL)
+            target->unit = (uint8_t *)PyBytes_AsString(bytes);
+        if (bytes == NULL || PyList_SetItem(units, at, bytes) < 0)
+            Py_CLEAR(units);
+    }
+    return units;
+}
+
+static PyObject *relayed(PyObject *given, job *work)
+{
+    if (read_queues(given, work) < 0)
+        return NULL;
+    Py_ssize_t size = measure(work);
+    if (size < 0)
+        return PyErr_Format(PyExc_ValueError, "relay: a place without a good record, or without a queue");
+    PyObject *units = new_units(work), *records = PyBytes_FromStringAndSize(NULL, size);
+    if (units == NULL || records == NULL) {
+        Py_XDECREF(units);
+        Py_XDECREF(records);
+        return NULL;
+    }
+    uint8_t *to = (uint8_t *)PyBytes_AsString(records);
+    BEGIN_WORK(size)
+    put_all(work, to);
+    END_WORK
+    return Py_BuildValue("NN", records, units);
+}
+
+PyObject *accelerator_relay(PyObject *module, PyObject *arguments)
+{
+    (void)module;
+    Py_buffer sources, places, chosen, store_host;
+    PyObject *given;
+    long long log_offset, store_time_ms;
+    if (!PyArg_ParseTuple(arguments, "y*y*y*O!LLy*:relay", &sources, &places, &chosen, &PyTuple_Type, &given, &log_offset,
+                          &store_time_ms, &store_host))
+        return NULL;
+    PyObject *result = NULL;
+    Py_ssize_t queue_count = PyTuple_Size(given);
+    queue *queues = calloc((size_t)queue_count + 1, sizeof *queues);
+    job work = {.sources = span_of(&sources),
+                .store_host = span_of(&store_host),
+                .places = places.buf,
+                .chosen = chosen.buf,
+                .count = places.len / 4,
+                .queue_count = queue_count,
+                .queues = queues,
+                .log_offset = (uint64_t)log_offset,
+                .store_time_ms = (uint64_t)store_time_ms};
+    if (queues == NULL)
+        PyErr_NoMemory();
+    else if (places.len % 4 || chosen.len != places.len || log_offset < 0 || store_time_ms < 0
+             || (store_host.len != 8 && store_host.len != 20))
+        PyErr_SetString(PyExc_ValueError, "relay: arguments that do not belong together");
+    else
+        result = relayed(given, &work);
+    free(queues);
+    PyBuffer_Release(&sources);
+    PyBuffer_Release(&places);
+    PyBuffer_Release(&chosen);
+    PyBuffer_Release(&store_host);
+    return result;
+}
