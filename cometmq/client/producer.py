@@ -298,7 +298,8 @@ class Producer:
         """Takes back a message that waits for a time of its own, by the ``recall_handle`` of its
         receipt, in whichever process that is. True: no consumer ever gets it. False: it was too
         late. Raises RecallHandleInvalid, PositionFenced (a fail-over has
-        taken the message back), SendTimeout (nothing is known; call it again).
+        taken the message back), MessageNotFound (its time is over, and the log does not tell any
+        more whether it was recalled), SendTimeout (nothing is known; call it again).
         """
         its = decode_handle(handle)
         topic = self._namespace.shown(its.run.topic)

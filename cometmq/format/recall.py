@@ -16,6 +16,7 @@ from cometmq.format.timers import TIMER_DEL_UNIQKEY, TIMER_OUT_MS, TIMER_QUEUE_I
 
 VERSION = "v1"
 HANDLE_CHARACTERS_MAX = 1024
+NUMBER_MAX = 2**62  # so that sums of two fit an int64
 PURPOSE = b"recall"  # of the MAC
 TOMBSTONE_BODY = b"0"  # RocketMQ's
 
@@ -83,7 +84,9 @@ def broker_group_of(handle: str) -> str:
 def _number(text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 20:
         raise ValueError(f"{text[:30]!r} is no number")
-    return int(text)
+    if (number := int(text)) > NUMBER_MAX:
+        raise ValueError(f"{number} is too large")
+    return number
 
 
 class Tombstone(NamedTuple):

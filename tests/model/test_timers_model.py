@@ -119,7 +119,9 @@ class Story:
             self.pending.append(Sent(base_ms + time_ms, body, topic, handle))
 
     async def recall(self, parts: Parts) -> None:
-        """Of what waits it is always in time, of what is there never."""
+        """Of what waits it is always in time, of what is there never. A recall that comes again is
+        answered as before, also by a later writer, behind its time, and after a roll.
+        """
         waiting = self.source.sample(self.pending, min(3, len(self.pending)))
         there = [one for some in self.there.values() for one in some][-2:]
         handles = [one.handle for one in (*waiting, *waiting[:1], *there)]
@@ -128,9 +130,9 @@ class Story:
         assert answers == [True] * count + [False] * len(there)
         self.pending = [one for one in self.pending if one not in waiting]
         self.recalled += waiting
-        for one in self.recalled[-3:]:
-            if one.due_ms > self.now_ms:
-                assert await parts.recalls.recall([one.handle]) == [True]
+        again = self.source.sample(self.recalled, min(3, len(self.recalled)))
+        answers = await parts.recalls.recall([one.handle for one in again])
+        assert answers == [True] * len(again)
 
     @property
     def now_ms(self) -> int:

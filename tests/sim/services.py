@@ -72,6 +72,9 @@ class Recalls(RecallService):
             return None
         return record.decode(self._storage.store.read_record(queueunit.unit_at(unit, 0)[0]))
 
+    async def _units(self, offset: int, count: int) -> bytes:
+        return self._storage.store.read_units(*TIMER_QUEUE, offset, count)
+
 
 class Transactions(TransactionService):
     async def _became(self, name: HalfName) -> EndedHalf:

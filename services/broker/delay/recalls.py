@@ -7,22 +7,26 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cometmq.errors import CometError, RecallHandleInvalid
+from cometmq.errors import CometError, MessageNotFound, RecallHandleInvalid
 from cometmq.format import queueunit, recall, timers
 from cometmq.format.recall import PURPOSE, Handle, RecallRun, Tombstone
 from cometmq.format.record import Record
 from cometmq.format.timers import TIMER_QUEUE, TIMER_TOPIC
-from cometmq.member.read.records import read_each
+from cometmq.member.read.records import read_each, slices
 from cometmq.member.relay import RelayWriter
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging.timers import Timer
 from cometmq.model import Position
 from cometmq.replication.watermarks import DurabilityClass
+from cometmq.store.log.commitlog import Span
 from services.broker.delay.timers import TimerService
 
 ITEMS_MAX = 1_024
-KNOWN_MAX = 10_000  # recalled messages whose handles are answered as before
+KNOWN_MAX = 10_000  # recalled messages that memory has; for others the log is read
+SEARCH_UNITS_MAX = 1_000_000  # of the timer queue, that are read for one handle: 20 MB
+UNITS_AT_ONCE = 8_192
+READ_BYTES_MAX = 1 << 20
 SAME_TIME_MAX = 1_024  # messages due in one ms that are looked at for one that was stored again
 
 
@@ -51,6 +55,8 @@ class RecallService:
         self._broker_group = broker_group
         # The last ones: a recall that comes again is answered as before.
         self._recalled: OrderedDict[Timer, None] = OrderedDict()
+        # Of messages from this offset on it has all: of older ones, an earlier writer may have.
+        self._complete_from = storage.store.queue_bounds(*TIMER_QUEUE)[1]
 
     # --- handles ----------------------------------------------------------------------------------
 
@@ -89,21 +95,26 @@ class RecallService:
         Raises what appending raises, LimitExceeded.
         """
         found = [await self._find(handle) for handle in handles]
+        # While others were read some were delivered, or stored again: they are looked for anew.
+        while stale := [number for number, one in enumerate(found) if self._is_stale(one)]:
+            for number in stale:
+                found[number] = await self._find(handles[number])
         answers: list[bool | CometError] = []
         tombstones: dict[Timer, Tombstone] = {}
-        table = self._keeper.state.timers
         for one in found:
             if not isinstance(one, Found):
                 answers.append(one)
-            elif one.timer in tombstones or one.timer in self._recalled:
-                answers.append(True)
-            elif table.is_pending(one.timer):
+                continue
+            answers.append(True)
+            if one.timer not in self._recalled:
                 tombstones[one.timer] = Tombstone.of(one.record, self._relays.host)
-                answers.append(True)
-            else:  # it was delivered while it was read
-                answers.append(False)
         await self._bury(tombstones)
         return answers
+
+    def _is_stale(self, one: Found | bool | CometError) -> bool:
+        if not isinstance(one, Found) or one.timer in self._recalled:
+            return False
+        return not self._keeper.state.timers.is_pending(one.timer)
 
     async def _bury(self, tombstones: dict[Timer, Tombstone]) -> None:
         table = self._keeper.state.timers
@@ -114,7 +125,8 @@ class RecallService:
                 table.skip(timer)
                 self._recalled[timer] = None
             while len(self._recalled) > KNOWN_MAX:
-                self._recalled.popitem(last=False)
+                oldest, _ = self._recalled.popitem(last=False)
+                self._complete_from = max(self._complete_from, oldest.offset + 1)
         # Also of a recall that came before: its caller may not have got the answer.
         demands = DurabilityClass.of(*self._keeper.state.topics.demands(TIMER_TOPIC))
         await self._storage.stored(self._storage.store.appended_offset, demands)
@@ -139,17 +151,66 @@ class RecallService:
 
     async def _stored_again(self, timer: Timer, handle: Handle) -> Found | bool:
         """Where a message is that does not wait at its place: it was stored again before retention.
-        Else False: it was delivered, or True: its time has not come, so it was recalled or lost its
-        topic.
+        True: it was recalled, or lost its topic; False: it was delivered. Raises MessageNotFound:
+        nothing tells.
         """
         is_early = timer.due_ms > self._timers.now_ms()
-        if not handle.unique_id and is_early:  # among those of the same time it cannot be told
+        low, _ = self._storage.store.queue_bounds(*TIMER_QUEUE)
+        if not handle.unique_id and is_early and timer.offset < low:
+            # Among those of the same time it cannot be told.
             raise RecallHandleInvalid("the message has no unique id, and may be stored again")
-        for candidate in await self._timers.due_at(timer.due_ms, SAME_TIME_MAX):
-            found = await self._read(candidate) if candidate.offset > timer.offset else None
-            if found is not None and _is_meant(found, handle):
-                return Found(candidate, found)
-        return is_early
+        if handle.unique_id:
+            for candidate in await self._timers.due_at(timer.due_ms, SAME_TIME_MAX):
+                found = await self._read(candidate) if candidate.offset > timer.offset else None
+                if found is not None and _is_meant(found, handle):
+                    return Found(candidate, found)
+        if timer.offset >= max(self._complete_from, self._keeper.state.timers.rolled):
+            return False  # else memory had it
+        return await self._has_tombstone(timer, handle, is_early=is_early)
+
+    async def _has_tombstone(self, timer: Timer, handle: Handle, *, is_early: bool) -> bool:
+        """Whether the log says that a message was recalled, by this writer or an earlier one: the
+        tombstone lies behind the message in the timer queue. MessageNotFound: the message is gone
+        from the log, or too much was stored behind it.
+        """
+        source = await self._read(timer)
+        if source is not None and not _is_meant(source, handle):
+            raise RecallHandleInvalid("the handle names another message than is at its place")
+        made = set() if source is None else {source.log_offset}  # the message, and its copies
+        low, end = self._storage.store.queue_bounds(*TIMER_QUEUE)
+        stop = min(end, timer.offset + 1 + SEARCH_UNITS_MAX)
+        first = max(low, timer.offset + 1)
+        while first < stop:
+            count = min(UNITS_AT_ONCE, stop - first)
+            units = await self._units(first, count)
+            for found in await self._due_among(units, timer.due_ms):
+                name = timers.recalls(found.raw_properties)
+                if found.prepared_offset in made and not name:
+                    made.add(found.log_offset)
+                elif found.prepared_offset in made if made else name == _name_of(handle):
+                    return True
+            first += max(1, len(units) // queueunit.UNIT_BYTES)
+        if source is None and is_early:
+            return True  # it does not wait, and its time has not come
+        if source is None or stop < end:
+            raise MessageNotFound("the log does not tell any more whether the message was recalled")
+        return False
+
+    async def _due_among(self, units: bytes, due_ms: int) -> list[Record]:
+        """The records of those units that are due at this time."""
+        spans: list[Span] = []
+        wanted, at = due_ms.to_bytes(8, "big"), -1
+        while (at := units.find(wanted, at + 1)) >= 0:
+            number, place = divmod(at, queueunit.UNIT_BYTES)
+            if place == queueunit.UNIT_BYTES - len(wanted):
+                log_offset, size, _ = queueunit.unit_at(units, number)
+                if queueunit.is_message(log_offset, size):
+                    spans.append((log_offset, size))
+        found: list[Record] = []
+        for part in slices(spans, SAME_TIME_MAX, READ_BYTES_MAX):
+            read = await read_each(self._storage.store, spans[part])
+            found += [one for one in read if isinstance(one, Record)]
+        return found
 
     async def _read(self, timer: Timer) -> Record | None:
         """Also one that consumers could not see yet."""
@@ -157,10 +218,13 @@ class RecallService:
         low, end = store.queue_bounds(*TIMER_QUEUE)
         if not low <= timer.offset < end:
             return None
-        unit = await asyncio.to_thread(store.read_units, *TIMER_QUEUE, timer.offset, 1)
+        unit = await self._units(timer.offset, 1)
         log_offset, size, _ = queueunit.unit_at(unit, 0)
         [found] = await read_each(store, [(log_offset, size)])
         return found if isinstance(found, Record) else None
+
+    async def _units(self, offset: int, count: int) -> bytes:
+        return await asyncio.to_thread(self._storage.store.read_units, *TIMER_QUEUE, offset, count)
 
 
 def _is_meant(found: Record, handle: Handle) -> bool:
@@ -172,3 +236,8 @@ def _is_meant(found: Record, handle: Handle) -> bool:
         and found.unique_id == handle.unique_id
         and not timers.recalls(found.raw_properties)
     )
+
+
+def _name_of(handle: Handle) -> str:
+    """How a tombstone names a message."""
+    return f"{handle.run.topic}+{handle.unique_id}"
