@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from heapq import heappop, heappush
+from itertools import groupby, pairwise, repeat
 from typing import NamedTuple
 
 from cometmq.errors import FlowControl
@@ -27,6 +28,7 @@ CHECK_STEPS_MAX = 8_192  # of the state's change
 OPS_PER_STEP = 64  # op records: as exactly is known which of them are needed
 STALE_MAX = 65_536  # entries of halves that have ended, beside twice the open ones
 LOOK_MAX = 20_000  # entries of one look, some milliseconds
+COUNTS_AT_ONCE = 8_192  # halves, a ms or two
 
 
 class Resolution(Enum):
@@ -104,6 +106,8 @@ class HalfTable:
         self._ended: dict[int, EndedHalf] = {}  # the oldest first
         self._checks: dict[int, int] = {}  # of open halves that were asked about
         self._steps: tuple[tuple[int, int], ...] | None = ()  # None: they have changed
+        self._check_changes = 0
+        self._has_older_steps = False  # they have changed while they were gathered
         # When to look at which halves again: by the second of the monotonic clock. Entries of
         # halves that have ended stay until their second comes, or there are too many.
         self._due: dict[int, array[int]] = {}
@@ -127,7 +131,9 @@ class HalfTable:
         """What the state is to know."""
         self._advance()
         if self._steps is None:
-            self._steps = tuple(_coarse(list(self._check_steps())))
+            for _ in self._gather():
+                pass
+            assert self._steps is not None
         return HalfProgress(self._floor, self._op_floor, self._steps)
 
     @property
@@ -141,24 +147,39 @@ class HalfTable:
         return self._floor, self._op_floor
 
     def _advance(self) -> None:
-        while self._floor < self.end and self._floor not in self._open:
-            self._floor += 1
+        # Millions may have ended behind the one that was open.
+        self._floor = next(iter(self._open), self.end)
         while self._ops and self._ops[0][1] < self._floor:
             self._op_floor = self._ops.popleft()[0]
 
-    def _check_steps(self) -> Iterator[tuple[int, int]]:
-        """Runs of open halves that were asked about equally often."""
-        left, end, count = len(self._checks), 0, 0
-        for offset in self._open:
-            checks = self._checks.get(offset, 0)
-            if checks != count and end:
-                yield end, count
-            end, count = offset + 1, checks
-            left -= checks > 0
-            if not left:
-                break
-        if count:
-            yield end, count
+    def _checks_changed(self) -> None:
+        self._steps = None
+        self._check_changes += 1
+
+    def count_checks(self) -> Iterator[None]:
+        """Gather what :attr:`progress` is to tell of the checks, in pieces of a few ms: others may
+        do their work between them. Checks of that time may be missing until the next time: then a
+        half is asked about once more often.
+        """
+        if self._steps is None or self._has_older_steps:
+            yield from self._gather()
+
+    def _gather(self) -> Iterator[None]:
+        """Piece by piece, runs of open halves that were asked about equally often."""
+        self._has_older_steps = False
+        changes = self._check_changes
+        offsets = list(self._open)
+        steps: list[tuple[int, int]] = []
+        for first in range(0, len(offsets), COUNTS_AT_ONCE):
+            piece = offsets[first : first + COUNTS_AT_ONCE]
+            counts = list(map(self._checks.get, piece, repeat(0)))
+            share = max(1, CHECK_STEPS_MAX * len(piece) // len(offsets))
+            steps += _steps(piece, counts, share)
+            yield
+        while steps and not steps[-1][1]:
+            steps.pop()
+        self._steps = tuple(one for one, after in pairwise((*steps, (0, -1))) if one[1] != after[1])
+        self._has_older_steps = changes != self._check_changes
 
     # --- halves -----------------------------------------------------------------------------------
 
@@ -177,7 +198,7 @@ class HalfTable:
         self.end = offset + 1
         if checks:
             self._checks[offset] = checks
-            self._steps = None
+            self._checks_changed()
         self.schedule(offset, due_s)
 
     def passed(self, end: int) -> None:
@@ -198,7 +219,7 @@ class HalfTable:
         """An open half has ended."""
         del self._open[offset]
         if self._checks.pop(offset, 0):
-            self._steps = None
+            self._checks_changed()
         self.remember(offset, ended)
 
     def remember(self, offset: int, ended: EndedHalf) -> None:
@@ -260,7 +281,7 @@ class HalfTable:
         count_of, checks = self._checks.get, self._checks
         for offset in offsets:
             checks[offset] = count_of(offset, 0) + 1
-        self._steps = None
+        self._checks_changed()
         self._schedule_all(offsets, again_s)
 
     def schedule(self, offset: int, at_s: float) -> None:
@@ -315,16 +336,23 @@ class HalfTable:
         assert self._due_count == sum(map(len, self._due.values()))
         assert self._floor <= self.end
         progress = self.progress
-        if len(progress.checks) < CHECK_STEPS_MAX:
+        if len(self._open) <= CHECK_STEPS_MAX:
             for offset in self._open:
                 assert progress.checks_of(offset) == self._checks.get(offset, 0), offset
 
 
-def _coarse(steps: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Few enough steps for a record: neighbours become one with the lower count, so that a half may
-    be asked about once more often, and never given up early.
+def _steps(offsets: Sequence[int], counts: Sequence[int], count_max: int) -> list[tuple[int, int]]:
+    """Runs of halves that were asked about equally often. Where there are too many, neighbours
+    become one with the lowest count: a half may be asked about once more often, and is never given
+    up early.
     """
-    while len(steps) > CHECK_STEPS_MAX:
-        pairs = zip(steps[::2], [*steps[1::2], steps[-1]], strict=False)
-        steps = [(max(a[0], b[0]), min(a[1], b[1])) for a, b in pairs]
-    return steps
+    steps: list[tuple[int, int]] = []
+    at = 0
+    for count, run in groupby(counts):
+        at += len(list(run))
+        steps.append((offsets[at - 1] + 1, count))
+    length = -(-len(steps) // count_max)
+    if length < 2:
+        return steps
+    pieces = (steps[first : first + length] for first in range(0, len(steps), length))
+    return [(piece[-1][0], min(count for _, count in piece)) for piece in pieces]

@@ -52,6 +52,8 @@ class StateWriter:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(until_tick_s(interval_s)):
                         await self._until_much_to_read(grown)
+                for _ in self._keeper.state.halves.count_checks():
+                    await asyncio.sleep(0)
                 self._write_now()
 
     async def _until_much_to_read(self, grown: asyncio.Event) -> None:

@@ -33,13 +33,14 @@ from cometmq.messaging.transactions import (
     HalfTable,
     Resolution,
 )
-from cometmq.model import TopicConfig
+from cometmq.model import FlushMode, TopicConfig
 from services.broker.sending.produce import Claim, ProduceHandler, ProducePolicy
 from services.broker.transactions.checks import CheckStream, TransactionChecks
 from services.broker.transactions.ends import End, HalfName, TransactionService
 from tests.support.cluster.broker import encoded
 from tests.support.cluster.members import Member, living_member
 from tests.support.stores.small_stores import HOST, WallClock
+from tests.support.waiting import until
 
 COMMIT, ROLLBACK, UNKNOWN = Resolution.COMMIT, Resolution.ROLLBACK, Resolution.UNKNOWN
 RULES = CheckRules(immunity_s=6.0, interval_s=30.0, checks_max=3)
@@ -179,6 +180,26 @@ def test_many_steps_become_few_and_no_half_is_given_up_early() -> None:
     for offset in range(30_000):
         assert 1 <= progress.checks_of(offset) <= table.checks_of(offset)
     assert progress.checks_of(30_001) == 0
+
+
+def test_checks_are_gathered_in_pieces_while_halves_are_asked_about() -> None:
+    table = HalfTable()
+    for offset in range(100_000):
+        table.add(offset, (offset, 1, "P"), 0.0)
+    table.asked(range(0, 100_000), 30.0)
+    pieces = 0
+    for _ in table.count_checks():
+        pieces += 1
+        table.asked(range(1_000 * pieces), 60.0)
+        table.close(50_000 + pieces, EndedHalf(50_000 + pieces, "P"))
+    assert pieces > 4
+    for offset in (0, 999, 1_000, 99_999):  # what came meanwhile may be missing
+        assert 1 <= table.progress.checks_of(offset) <= table.checks_of(offset)
+    for _ in table.count_checks():
+        pass
+    assert table.progress.checks_of(0) == table.checks_of(0) > 2
+    table.validate()
+    assert list(table.count_checks()) == []
 
 
 def test_entries_of_ended_halves_are_forgotten_in_time() -> None:
@@ -458,6 +479,28 @@ async def test_halves_are_given_up_before_their_log_goes(tmp_path: Path) -> None
         oldest = member.state.halves.oldest
         assert oldest is not None
         assert oldest[0] == border
+
+
+async def test_an_end_that_comes_again_waits_until_the_first_is_safe(tmp_path: Path) -> None:
+    """A crash may still take the first one back."""
+    story = Story(random.Random(1))
+    async with life(tmp_path / "s", story.clock, clean=True) as (member, parts):
+        await member.put("T", 2, FlushMode.SYNC)
+        await story.send(parts)
+        [name] = list(story.open.values())[:1]
+        end = [End(name, COMMIT)]
+        member.set_authority.allowed = False
+        first = asyncio.create_task(parts.service.end("P", end))
+        await until(lambda: member.state.halves.find(name.half_offset) is None)
+        again = asyncio.create_task(parts.service.end("P", end))
+        await member.on_disk_alone()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not first.done()
+        assert not again.done()
+        member.set_authority.allowed = True
+        member.storage.settle()
+        assert await again == await first
 
 
 async def test_progress_tells_a_follower_nothing_but_itself(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from cometmq.clock import Clock
@@ -35,6 +36,7 @@ log = logger(__name__)
 LOOK_S = 0.25  # between two looks at what is due
 REST_S = 1.0  # the same while no half is open: each look wakes the process
 RETRY_S = 5.0  # after the disk took no more
+ASKS_MAX = 8  # batches that are handed out in a turn: 1,024 halves, a few ms
 BATCH_BYTES_MAX = 1 << 20  # of records, unless one is larger
 
 
@@ -163,10 +165,12 @@ class TransactionChecks:
         while True:
             is_more = self._board.look(self._clock.monotonic_s())
             await self._give_up()
-            for ask in self._board.asks(self._clock.monotonic_s()):
+            # Few of them a turn: what is left waits for the next one.
+            asks = list(islice(self._board.asks(self._clock.monotonic_s()), ASKS_MAX))
+            for ask in asks:
                 self._metrics.transaction_checks.inc(len(ask.offsets))
                 self._streams[ask.member].ask(ask.offsets)
-            if is_more:
+            if is_more or len(asks) == ASKS_MAX:
                 await asyncio.sleep(0)
             else:
                 await tick(LOOK_S if self._table else REST_S)

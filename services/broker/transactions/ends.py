@@ -25,7 +25,14 @@ from cometmq.errors import (
     TransactionNotFound,
 )
 from cometmq.format import halves, record
-from cometmq.format.halves import GIVEN_UP_TOPIC, HALF_TOPIC, QUEUE_ID, HalfProperties, op_records
+from cometmq.format.halves import (
+    GIVEN_UP_TOPIC,
+    HALF_TOPIC,
+    OP_TOPIC,
+    QUEUE_ID,
+    HalfProperties,
+    op_records,
+)
 from cometmq.format.record import Record
 from cometmq.format.relay import OwnRecord, Relayed, relay
 from cometmq.member.metrics import MemberMetrics
@@ -86,6 +93,7 @@ class _Call:
         self.ends = ends
         self.answers: dict[int, EndedHalf | CometError] = {}
         self.topics: set[str] = set()  # of the messages that ended
+        self.has_earlier = False  # some ended before: their callers may not have got the answer
 
 
 class TransactionService:
@@ -124,6 +132,8 @@ class TransactionService:
         for part in slices(list(spans.values()), SLICE_MAX, SLICE_BYTES_MAX):
             some = {number: spans[number] for number in numbers[part]}
             end_offset = max(end_offset, await self._end_some(call, some))
+        if call.has_earlier:
+            end_offset = self._storage.store.appended_offset
         if end_offset:
             await self._storage.stored(end_offset, self._keeper.demands_of(call.topics))
         return [call.answers[number] for number in range(len(ends))]
@@ -169,9 +179,13 @@ class TransactionService:
 
     async def _answer_ended(self, call: _Call, number: int) -> None:
         try:
-            call.answers[number] = await self._after(call.group, call.ends[number])
+            ended = await self._after(call.group, call.ends[number])
         except CometError as error:
             call.answers[number] = error
+        else:
+            call.answers[number] = ended
+            call.topics.add(ended.topic or OP_TOPIC)
+            call.has_earlier = True
 
     def _span(self, group: str, name: HalfName) -> Span | None:
         """Where the half stands; None: it is not open any more. Raises NoPermission,
@@ -293,6 +307,8 @@ class TransactionService:
         so far first. Raises FlowControl, IndexDisabled.
         """
         end = self._storage.store.appended_offset
+        # Else the record may be there, and not be shown yet.
+        await self._storage.stored(end, self._keeper.demands_of([topic]))
         for _ in range(INDEX_LOOKS_MAX):
             query = KeyQuery(topic, half.unique_id, True, 0, 2**63 - 1, 0)
             try:
