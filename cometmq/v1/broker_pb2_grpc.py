@@ -250,8 +250,9 @@ class BrokerServiceServicer:
     def Recall(self, request, context):
         """Takes delayed messages back that wait for a time of their own, by the handles that their sends were answered with. Each item is decided on
         its own, and answered whether it was in time; then no consumer ever gets the message, whatever happens to the broker. Answered when that is as safe as a
-        message. Idempotent: a recall that comes again is answered as before. Errors: LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item:
-        RECALL_HANDLE_INVALID, POSITION_FENCED (a fail-over has taken the message back), STORE_DAMAGED. Deadline 3 s.
+        message. Idempotent: a recall that comes again is answered as before, also by a later writer. Errors: LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item:
+        RECALL_HANDLE_INVALID, POSITION_FENCED (a fail-over has taken the message back), MESSAGE_NOT_FOUND (its time is over, and the log does not
+        tell any more whether it was recalled), STORE_DAMAGED. Deadline 3 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

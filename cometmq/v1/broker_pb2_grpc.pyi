@@ -99,8 +99,9 @@ class BrokerServiceStub:
     Recall: _grpc.UnaryUnaryMultiCallable[_broker_pb2.RecallRequest, _broker_pb2.RecallResponse]
     """Takes delayed messages back that wait for a time of their own, by the handles that their sends were answered with. Each item is decided on
     its own, and answered whether it was in time; then no consumer ever gets the message, whatever happens to the broker. Answered when that is as safe as a
-    message. Idempotent: a recall that comes again is answered as before. Errors: LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item:
-    RECALL_HANDLE_INVALID, POSITION_FENCED (a fail-over has taken the message back), STORE_DAMAGED. Deadline 3 s.
+    message. Idempotent: a recall that comes again is answered as before, also by a later writer. Errors: LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item:
+    RECALL_HANDLE_INVALID, POSITION_FENCED (a fail-over has taken the message back), MESSAGE_NOT_FOUND (its time is over, and the log does not
+    tell any more whether it was recalled), STORE_DAMAGED. Deadline 3 s.
     """
     EndTransactions: _grpc.UnaryUnaryMultiCallable[_broker_pb2.EndTransactionsRequest, _broker_pb2.EndTransactionsResponse]
     """Ends transactions: commits half messages, which their consumers then get, or rolls them back. Those of one call are decided
@@ -247,8 +248,9 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     Recall: _aio.UnaryUnaryMultiCallable[_broker_pb2.RecallRequest, _broker_pb2.RecallResponse]  # type: ignore[assignment]
     """Takes delayed messages back that wait for a time of their own, by the handles that their sends were answered with. Each item is decided on
     its own, and answered whether it was in time; then no consumer ever gets the message, whatever happens to the broker. Answered when that is as safe as a
-    message. Idempotent: a recall that comes again is answered as before. Errors: LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item:
-    RECALL_HANDLE_INVALID, POSITION_FENCED (a fail-over has taken the message back), STORE_DAMAGED. Deadline 3 s.
+    message. Idempotent: a recall that comes again is answered as before, also by a later writer. Errors: LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item:
+    RECALL_HANDLE_INVALID, POSITION_FENCED (a fail-over has taken the message back), MESSAGE_NOT_FOUND (its time is over, and the log does not
+    tell any more whether it was recalled), STORE_DAMAGED. Deadline 3 s.
     """
     EndTransactions: _aio.UnaryUnaryMultiCallable[_broker_pb2.EndTransactionsRequest, _broker_pb2.EndTransactionsResponse]  # type: ignore[assignment]
     """Ends transactions: commits half messages, which their consumers then get, or rolls them back. Those of one call are decided
@@ -446,8 +448,9 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_broker_pb2.RecallResponse, _abc.Awaitable[_broker_pb2.RecallResponse]]:
         """Takes delayed messages back that wait for a time of their own, by the handles that their sends were answered with. Each item is decided on
         its own, and answered whether it was in time; then no consumer ever gets the message, whatever happens to the broker. Answered when that is as safe as a
-        message. Idempotent: a recall that comes again is answered as before. Errors: LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item:
-        RECALL_HANDLE_INVALID, POSITION_FENCED (a fail-over has taken the message back), STORE_DAMAGED. Deadline 3 s.
+        message. Idempotent: a recall that comes again is answered as before, also by a later writer. Errors: LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item:
+        RECALL_HANDLE_INVALID, POSITION_FENCED (a fail-over has taken the message back), MESSAGE_NOT_FOUND (its time is over, and the log does not
+        tell any more whether it was recalled), STORE_DAMAGED. Deadline 3 s.
         """
 
     @_abc_1.abstractmethod

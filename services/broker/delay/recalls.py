@@ -95,7 +95,7 @@ class RecallService:
         Raises what appending raises, LimitExceeded.
         """
         found = [await self._find(handle) for handle in handles]
-        # While others were read some were delivered, or stored again: they are looked for anew.
+        # While others were read some were delivered, or stored again: they are looked for again.
         while stale := [number for number, one in enumerate(found) if self._is_stale(one)]:
             for number in stale:
                 found[number] = await self._find(handles[number])
