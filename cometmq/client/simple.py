@@ -199,8 +199,9 @@ class SimpleConsumer:
     async def _ask_all(
         self, count_max: int, invisible_ms: int, answers: dict[str, PopAnswer]
     ) -> tuple[list[ReceivedMessage], CometError | None]:
-        """What the broker groups give, each time another one first. Raises an error that no retry
-        can mend, unless another group has given something.
+        """What the first broker group that has something gives, each time beginning with another
+        one: messages in hand wait for no other group, which may not answer. Raises an error that no
+        retry can mend, unless another group has given something.
         """
         groups = self._pop.broker_groups()
         self._rounds += 1
@@ -209,13 +210,13 @@ class SimpleConsumer:
         failed: CometError | None = None
         for broker_group in groups[first:] + groups[:first]:
             try:
-                answer = await self._pop.receive(broker_group, count_max - len(found), invisible_ms)
+                answer = await self._pop.receive(broker_group, count_max, invisible_ms)
             except CometError as error:
                 failed = error
                 continue
             answers[broker_group] = answer
-            found += await self._taken(broker_group, answer)
-            if len(found) >= count_max:
+            found = await self._taken(broker_group, answer)
+            if found:
                 break
         if failed is not None and failed.retry is Retry.NEVER and not found:
             raise failed
@@ -285,23 +286,23 @@ class SimpleConsumer:
         pairs = [(lease, one) for lease, some in leases.items() for one in ack_items(lease, some)]
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._calls.timeout_s
-        failed: CometError | None = None
-        while pairs:
+        refused: CometError | None = None
+        while True:
             answers = await self._pop.acknowledge(broker_group, [item for _, item in pairs])
             again = []
+            failed: CometError | None = None  # for now
             for (lease, item), error in zip(pairs, answers, strict=True):
                 if error is not None and error.retry is not Retry.NEVER:
                     again.append((lease, item))
-                    failed = error
+                    failed = failed or error
                     continue
-                failed = error if error is not None else failed
+                refused = refused or error
                 for offset in range(item.first_offset, item.first_offset + item.count):
                     self._held.pop((lease.queue, offset), None)
             if not again or loop.time() >= deadline_s:
-                return failed
-            pairs, failed = again, None
+                return refused or failed
+            pairs = again
             await self._calls.wait(self._failures.next_s())
-        return failed
 
     async def change_invisible_time(self, message: ReceivedMessage, invisible_ms: int) -> None:
         """The message comes again so long from now, unless it is acknowledged before: later, while

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -18,6 +19,7 @@ from cometmq.client import (
     SimpleConsumerOptions,
 )
 from cometmq.client import sync as cometmq_sync
+from cometmq.client.pop.calls import PopAnswer
 from cometmq.errors import (
     ClientClosed,
     CometError,
@@ -25,6 +27,7 @@ from cometmq.errors import (
     HandleInvalid,
     InvalidRequest,
     InvisibleTimeInvalid,
+    PeerUnavailable,
     TopicNotFound,
 )
 from tests.support.cluster.pop_cluster import Ahead, pop_cluster
@@ -220,3 +223,52 @@ async def test_without_asyncio(tmp_path: Path) -> None:
                 return bodies(found)
 
         assert await asyncio.to_thread(consume) == numbers(0, 4)
+
+
+async def test_messages_in_hand_wait_for_no_other_broker(tmp_path: Path) -> None:
+    """Their invisible time went by while the consumer asked a broker that did not answer."""
+    async with pop_cluster(tmp_path, Ahead()) as (namesrv, _, _hold):
+        await send(namesrv, b"0")
+        async with simple(namesrv) as consumer:
+            await consumer.subscribe("T")
+            pop = consumer._pop
+            real, consumer._rounds = pop.receive, 1
+
+            async def one_is_silent(broker_group: str, *limits: int) -> PopAnswer:
+                if broker_group == "silent":
+                    await asyncio.Event().wait()
+                return await real(broker_group, *limits)
+
+            with (
+                mock.patch.object(pop, "broker_groups", lambda: ["g1", "silent"]),
+                mock.patch.object(pop, "receive", one_is_silent),
+            ):
+                async with asyncio.timeout(20):
+                    assert bodies(await consumer.receive(8)) == [b"0"]
+
+
+async def test_an_ack_says_what_was_refused_after_others_were_tried_again(tmp_path: Path) -> None:
+    async with pop_cluster(tmp_path, Ahead()) as (namesrv, broker, _):
+        await send(namesrv, b"0", b"1")
+        async with simple(namesrv) as consumer:
+            await consumer.subscribe("T")
+            messages: list[ReceivedMessage] = []
+            while len(messages) < 2:
+                messages += await consumer.receive()
+            consumer._held[messages[0].queue, messages[0].queue_offset].handle = "forged"
+            real, calls = consumer._pop.acknowledge, 0
+
+            async def second_is_lost(broker_group: str, items: Any) -> list[CometError | None]:
+                nonlocal calls
+                calls += 1
+                if calls > 1:
+                    return await real(broker_group, items)
+                return [*await real(broker_group, items[:1]), PeerUnavailable("lost")]
+
+            with (
+                mock.patch.object(consumer._pop, "acknowledge", second_is_lost),
+                pytest.raises(HandleInvalid),
+            ):
+                await consumer.ack_many(messages)
+            assert calls == 2
+            assert broker.state.pops.open_count == 1, "the other one is acknowledged"

@@ -25,6 +25,7 @@ from cometmq.client import (
 from cometmq.client.transactions.ends import TransactionEnds
 from cometmq.errors import (
     BodyTooLarge,
+    ClientClosed,
     ConfigInvalid,
     GroupNameInvalid,
     InvalidRequest,
@@ -131,6 +132,28 @@ class Listener:
         assert message.topic == "T"
         self.checked[message.body] += 1
         return self.known.get(message.body, UNKNOWN)
+
+
+async def test_a_commit_waits_for_no_send_and_for_no_closed_producer(tmp_path: Path) -> None:
+    """It committed the messages whose send had ended, and said that all is done."""
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        running_broker(tmp_path, namesrv=(namesrv,)) as broker,
+    ):
+        await broker.put_topic("T", 2)
+        async with TransactionProducer(namesrv, "P", commits_all) as producer:
+            one, late = producer.transaction(), producer.transaction()
+            await one.send(Message("T", b"a"))
+            await late.send(Message("T", b"b"))
+            sending = asyncio.create_task(one.send(Message("T", b"c")))
+            await asyncio.sleep(0)
+            with pytest.raises(InvalidRequest, match="still being sent"):
+                await one.commit()
+            await sending
+            assert len(broker.state.halves) == 2, "the first one is rolled back"
+        with pytest.raises(ClientClosed):
+            await late.commit()
+        assert await seen(broker) == []
 
 
 async def test_a_listener_executes_and_is_asked(tmp_path: Path) -> None:

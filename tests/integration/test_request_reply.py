@@ -371,8 +371,10 @@ async def test_what_is_no_request_or_no_reply_is_refused(
             for timeout_s in (0, -1, 86_401, "1", True, float("nan")):
                 with pytest.raises(InvalidRequest, match="timeout_s"):
                     await producer.request(plain, timeout_s)  # type: ignore[arg-type]
-            with pytest.raises(InvalidRequest, match="delay_level"):
-                await producer.request(Message("T", b".", delay_level=1))
+            delays = {"delay_level": 1, "delay_ms": 60_000, "deliver_at_ms": 4_000_000_000_000}
+            for name, delay in delays.items():
+                with pytest.raises(InvalidRequest, match=name):
+                    await producer.request(Message("T", b".", **{name: delay}))  # type: ignore[arg-type]
             with pytest.raises(TopicNotFound):
                 await producer.request(Message("absent", b"."), 20)
             asked = [asyncio.create_task(producer.request(plain, 20)) for _ in range(2)]

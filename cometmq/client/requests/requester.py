@@ -290,8 +290,9 @@ def _ttl_ms(timeout_s: object) -> int:
 def _check_request(message: object) -> None:
     if not isinstance(message, Message):
         raise InvalidRequest(f"A request is a Message, not {type(message).__name__}.")
-    if message.delay_level:
-        raise InvalidRequest("A request has no delay_level: its sender waits for the reply.")
+    for name in ("delay_level", "delay_ms", "deliver_at_ms"):
+        if getattr(message, name):
+            raise InvalidRequest(f"A request has no {name}: its sender waits for the reply.")
 
 
 def _copy(message: Message, properties: dict[str, str]) -> Message:

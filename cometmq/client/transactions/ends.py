@@ -64,6 +64,7 @@ class TransactionEnds:
         self._patience_s = patience_s
         self._waiting: dict[str, list[_Wanted]] = {}  # by broker group
         self._sending: set[str] = set()  # broker groups with a call on its way
+        self._is_closed = False
 
     async def end(
         self,
@@ -72,8 +73,10 @@ class TransactionEnds:
         resolution: Resolution.ValueType,
     ) -> Results:
         """What became of the halves of one transaction, in their order. SendTimeout: it is not
-        known; else what the whole call is refused with.
+        known; ClientClosed; else what the whole call is refused with.
         """
+        if self._is_closed:
+            raise _closed()
         ends = [broker_pb2.TransactionEnd(half=half, resolution=resolution) for half in halves]
         decided: asyncio.Future[Results] = asyncio.get_running_loop().create_future()
         deadline_s = self._clock.monotonic_s() + self._patience_s
@@ -85,7 +88,8 @@ class TransactionEnds:
 
     def close(self) -> None:
         """What was not answered is not tried any more."""
-        error = ClientClosed("The producer was closed before the transaction had ended.")
+        self._is_closed = True
+        error = _closed()
         for some in self._waiting.values():
             for wanted in some:
                 _fail(wanted, error)
@@ -168,6 +172,10 @@ class TransactionEnds:
             self._namespace.strip(from_proto(one.error)) if one.HasField("error") else one
             for one in response.results
         ]
+
+
+def _closed() -> ClientClosed:
+    return ClientClosed("The producer was closed before the transaction had ended.")
 
 
 def _fail(wanted: _Wanted, error: CometError) -> None:

@@ -115,9 +115,14 @@ class Transaction:
 
     async def commit(self) -> list[CommitReceipt]:
         """Consumers get all messages. Raises what a failed :meth:`send` raised, after a rollback;
-        SendTimeout: no broker has answered, and the checks decide; TransactionEnded.
+        InvalidRequest, after a rollback: a send has not ended; SendTimeout: no broker has answered,
+        and the checks decide; TransactionEnded.
         """
         self._check_open()
+        if self._failed is None and len(self._sent) < self._count:
+            self._failed = InvalidRequest(
+                "A message of the transaction is still being sent: wait for it before the commit."
+            )
         if self._failed is not None:
             await self.rollback()
             if isinstance(self._failed, CometError):
