@@ -100,6 +100,7 @@ class SimpleConsumer:
         self._held: dict[_Place, Lease] = {}
         self._rounds = 0  # says which broker group is asked first
         self._open = False
+        self._closing = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         self._connections.begin()
@@ -114,6 +115,7 @@ class SimpleConsumer:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         self._open = False
+        self._closing.set()
         try:
             await self._replier.close()
             if self._tracing is not None:
@@ -194,7 +196,8 @@ class SimpleConsumer:
                 await self._calls.wait(min(left_s, self._failures.next_s()))
             else:
                 self._failures.reset()
-                await self._pop.arrival(answers, left_s)
+                await self._pop.arrival(answers, left_s, self._closing)
+            self._check_open()
 
     async def _ask_all(
         self, count_max: int, invisible_ms: int, answers: dict[str, PopAnswer]
@@ -270,7 +273,7 @@ class SimpleConsumer:
             lambda: defaultdict(set)
         )
         for message in messages:
-            lease = self._held.get((message.queue, message.queue_offset))
+            lease = self._lease_of(message)
             if lease is None:
                 first_error = first_error or not_held(message)
             else:
@@ -298,7 +301,8 @@ class SimpleConsumer:
                     continue
                 refused = refused or error
                 for offset in range(item.first_offset, item.first_offset + item.count):
-                    self._held.pop((lease.queue, offset), None)
+                    if self._held.get((lease.queue, offset)) is lease:  # not a newer one
+                        del self._held[lease.queue, offset]
             if not again or loop.time() >= deadline_s:
                 return refused or failed
             pairs = again
@@ -310,8 +314,7 @@ class SimpleConsumer:
         """
         self._check_open()
         check_invisible_ms(invisible_ms)
-        place = message.queue, message.queue_offset
-        lease = self._held.get(place)
+        lease = self._lease_of(message)
         if lease is None:
             raise not_held(message)
         [item] = ack_items(lease, [message.queue_offset])
@@ -321,7 +324,15 @@ class SimpleConsumer:
         if isinstance(answer, CometError):
             raise self._calls.namespace.strip(answer)
         invisible_s = invisible_ms / 1000
-        self._held[place] = Lease(message.queue, answer.handle, invisible_s, asked_s + invisible_s)
+        self._held[message.queue, message.queue_offset] = Lease(
+            message.queue, answer.handle, invisible_s, asked_s + invisible_s
+        )
+
+    def _lease_of(self, message: object) -> Lease | None:
+        """None: this consumer has not got it, or no longer. InvalidRequest: it is no message."""
+        if not isinstance(message, ReceivedMessage):
+            raise InvalidRequest(f"A received message is wanted, not {type(message).__name__}.")
+        return self._held.get((message.queue, message.queue_offset))
 
     def _check_open(self) -> None:
         if not self._open:

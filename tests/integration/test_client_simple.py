@@ -114,6 +114,9 @@ async def test_a_receive_ends_when_messages_come_back(tmp_path: Path) -> None:
             assert (again.body, again.attempt) == (b"0", 2)
             with pytest.raises(HandleInvalid):
                 await consumer.change_invisible_time(_copy(again, 7), 10_000)
+            for wrong in (consumer.ack, lambda one: consumer.change_invisible_time(one, 10_000)):
+                with pytest.raises(InvalidRequest, match="NoneType"):
+                    await wrong(None)  # type: ignore[arg-type]
             await consumer.ack(again)
             with pytest.raises(HandleInvalid):
                 await consumer.ack(again)
@@ -240,7 +243,7 @@ async def test_messages_in_hand_wait_for_no_other_broker(tmp_path: Path) -> None
                 return await real(broker_group, *limits)
 
             with (
-                mock.patch.object(pop, "broker_groups", lambda: ["g1", "silent"]),
+                mock.patch.object(pop, "broker_groups", return_value=["g1", "silent"]),
                 mock.patch.object(pop, "receive", one_is_silent),
             ):
                 async with asyncio.timeout(20):
@@ -272,3 +275,17 @@ async def test_an_ack_says_what_was_refused_after_others_were_tried_again(tmp_pa
                 await consumer.ack_many(messages)
             assert calls == 2
             assert broker.state.pops.open_count == 1, "the other one is acknowledged"
+
+
+async def test_a_receive_ends_with_its_consumer(tmp_path: Path) -> None:
+    """It went on waiting, and would have taken messages that nobody consumes."""
+    async with pop_cluster(tmp_path, Ahead()) as (namesrv, broker, pullhold):
+        async with simple(namesrv) as consumer:
+            await consumer.subscribe("T")
+            receiving = asyncio.create_task(consumer.receive(wait_ms=60_000))
+            await until(lambda: pullhold.waiting == 2)
+        async with asyncio.timeout(20):
+            with pytest.raises(ClientClosed):
+                await receiving
+        await send(namesrv, b"0")
+        assert broker.state.pops.open_count == 0
