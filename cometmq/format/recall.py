@@ -15,7 +15,7 @@ from cometmq.format.record import Record, layout_of_hosts
 from cometmq.format.timers import TIMER_DEL_UNIQKEY, TIMER_OUT_MS, TIMER_QUEUE_ID, TIMER_TOPIC
 
 VERSION = "v1"
-HANDLE_CHARACTERS_MAX = 1024
+HANDLE_CHARACTERS_MAX = 48 * 1024  # a unique id may have nearly all bytes of the properties
 NUMBER_MAX = 2**62  # so that sums of two fit an int64
 PURPOSE = b"recall"  # of the MAC
 TOMBSTONE_BODY = b"0"  # RocketMQ's
@@ -66,7 +66,8 @@ def decode(handle: str) -> Handle:
         if len(handle) > HANDLE_CHARACTERS_MAX:
             raise ValueError("it is too long")
         text = base64.b64decode(handle.encode(), altchars=b"-_", validate=True).decode()
-        version, topic, broker_group, due, unique_id, places, generation, mac = text.split(" ")
+        version, topic, broker_group, due, rest = text.split(" ", 4)
+        unique_id, places, generation, mac = rest.rsplit(" ", 3)  # an id may have blanks
         first, count, place = map(_number, places.split(":"))
         if version != VERSION or not place < count:
             raise ValueError("a field has no such value")
@@ -104,7 +105,9 @@ class Tombstone(NamedTuple):
 
     @classmethod
     def of(cls, source: Record, store_host: bytes) -> Tombstone:
-        """``source`` names a time, a topic and a unique id."""
+        """``source`` names a time, a topic and a unique id. Raises PropertiesTooLarge: of an id of
+        16,000 bytes or so.
+        """
         due_ms, target = (
             timers.due_ms(source.raw_properties),
             timers.target_of(source.raw_properties),

@@ -121,6 +121,7 @@ class TimerTable:
         """All messages before ``offset`` are done, or were stored once more."""
         assert self.rolled <= offset <= self.mark.arrivals
         self.rolled = offset
+        self._forget_dropped()
 
     def is_pending(self, timer: Timer) -> bool:
         """Whether a message of the queue is still to be delivered."""
@@ -142,6 +143,9 @@ class TimerTable:
             raise LimitExceeded(
                 f"{RECALLED_MAX} recalled messages wait for their time; recall more as it comes"
             )
+
+    def _forget_dropped(self) -> None:
+        self.dropped = {topic: end for topic, end in self.dropped.items() if end > self.rolled}
 
     def is_dropped(self, topic: str, offset: int) -> bool:
         """Whether the message's topic was deleted since it was sent."""
@@ -181,7 +185,7 @@ class TimerTable:
         self.watermark, self.read, self.rolled = mark.watermark, mark.arrivals, mark.rolled
         self.skips |= {timer.offset: timer.due_ms for timer in skips}
         self._forget_covered(mark)
-        self.dropped = {topic: end for topic, end in self.dropped.items() if end > mark.rolled}
+        self._forget_dropped()
 
     def drop_topic(self, topic: str, end: int) -> None:
         """A topic is deleted: its messages before ``end`` are dropped when they are due."""

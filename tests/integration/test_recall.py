@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cometmq.client import Message, Producer, sync
-from cometmq.errors import LimitExceeded, MessageNotFound, RecallHandleInvalid
+from cometmq.errors import LimitExceeded, MessageNotFound, PropertiesTooLarge, RecallHandleInvalid
 from cometmq.format import recall
 from cometmq.model import ReplicationMode
 from cometmq.rpc.interceptors import from_proto
@@ -102,6 +102,19 @@ async def test_the_same_call_again_gives_the_same_handle(tmp_path: Path) -> None
         assert one == other
         assert one.due_ms == first.store_time_ms + HOUR_MS
         assert await recalled(broker, again.sent[0].recall_handle) == [True]
+
+
+@pytest.mark.parametrize("unique_id", ["a b", " 1 2:3:4 5 ", "x" * 12_000, "ü\n%"])
+async def test_any_unique_id_can_be_recalled(tmp_path: Path, unique_id: str) -> None:
+    async with running_broker(tmp_path) as broker:
+        await broker.put_topic("T", 1)
+        message = outgoing(b"x", delay_ms=HOUR_MS, properties={"UNIQ_KEY": unique_id})
+        [sent] = (await broker.stub.Send(pb.SendRequest(messages=[message]))).sent
+        assert recall.decode(sent.recall_handle).unique_id == unique_id
+        message.properties["UNIQ_KEY"] = "y" * 20_000  # the tombstone has it twice
+        [other] = (await broker.stub.Send(pb.SendRequest(messages=[message]))).sent
+        handles = [other.recall_handle, sent.recall_handle]
+        assert await recalled(broker, *handles) == [PropertiesTooLarge, True]
 
 
 async def test_handles_that_are_none(tmp_path: Path) -> None:

@@ -171,6 +171,7 @@ class Story:
         end = member.state.timers.mark.arrivals
         await parts.timers.roll_before(member.store.appended_offset)
         assert member.state.timers.rolled == end
+        assert all(one > end for one in member.state.timers.dropped.values())
         low = member.store.appended_offset
         if end < member.store.queue_bounds(*TIMER_QUEUE)[1]:
             unit = member.store.read_units(*TIMER_QUEUE, end, 1)

@@ -35,7 +35,7 @@ from cometmq.messaging.transactions import (
 )
 from cometmq.model import FlushMode, TopicConfig
 from services.broker.sending.produce import Claim, ProduceHandler, ProducePolicy
-from services.broker.transactions.checks import CheckStream, TransactionChecks
+from services.broker.transactions.checks import REFUSED_MAX, CheckStream, TransactionChecks
 from services.broker.transactions.ends import End, HalfName, TransactionService
 from tests.support.cluster.broker import encoded
 from tests.support.cluster.members import Member, living_member
@@ -501,6 +501,31 @@ async def test_an_end_that_comes_again_waits_until_the_first_is_safe(tmp_path: P
         member.set_authority.allowed = True
         member.storage.settle()
         assert await again == await first
+
+
+async def test_a_producer_that_answers_without_reading_is_not_read(tmp_path: Path) -> None:
+    """What is refused would else be kept without bound."""
+    clock = WallClock()
+    async with life(tmp_path / "s", clock, clean=True) as (_, parts):
+        stream = parts.checks.join("P", "c")
+        ends = [End(HalfName(offset, 0, "x"), COMMIT) for offset in range(1_000)]
+
+        async def flood() -> None:
+            for _ in range(50):
+                await parts.checks.answered(stream, ends)
+
+        flooding = asyncio.create_task(flood())
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert not flooding.done()
+        assert len(stream._refused) <= REFUSED_MAX
+        count = 0
+        async for _, refused in stream.outgoing():
+            count += len(refused)
+            if count == 50_000:
+                break
+        await flooding
+        parts.checks.leave(stream)
 
 
 async def test_progress_tells_a_follower_nothing_but_itself(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cometmq.errors import CometError, MessageNotFound, RecallHandleInvalid
+from cometmq.errors import CometError, MessageNotFound, PropertiesTooLarge, RecallHandleInvalid
 from cometmq.format import queueunit, recall, timers
 from cometmq.format.recall import PURPOSE, Handle, RecallRun, Tombstone
 from cometmq.format.record import Record
@@ -105,9 +105,12 @@ class RecallService:
             if not isinstance(one, Found):
                 answers.append(one)
                 continue
-            answers.append(True)
-            if one.timer not in self._recalled:
-                tombstones[one.timer] = Tombstone.of(one.record, self._relays.host)
+            try:
+                if one.timer not in self._recalled:
+                    tombstones[one.timer] = Tombstone.of(one.record, self._relays.host)
+                answers.append(True)
+            except PropertiesTooLarge as error:  # it names the message twice
+                answers.append(error)
         await self._bury(tombstones)
         return answers
 

@@ -24,7 +24,7 @@ from cometmq.member.metrics import MemberMetrics
 from cometmq.member.read.records import slices
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging.groups import check_client_id, check_name
-from cometmq.messaging.transaction_checks import ASK_MAX, MEMBERS_MAX
+from cometmq.messaging.transaction_checks import ASK_MAX, ASKED_MAX, MEMBERS_MAX
 from cometmq.messaging.transactions import Resolution
 from cometmq.rpc.ticks import tick
 from cometmq.store.log.commitlog import Span
@@ -36,6 +36,7 @@ log = logger(__name__)
 LOOK_S = 0.25  # between two looks at what is due
 REST_S = 1.0  # the same while no half is open: each look wakes the process
 RETRY_S = 5.0  # after the disk took no more
+REFUSED_MAX = 4_096  # answers of a producer that it has not read about
 ASKS_MAX = 8  # batches that are handed out in a turn: 1,024 halves, a few ms
 BATCH_BYTES_MAX = 1 << 20  # of records, unless one is larger
 
@@ -64,9 +65,11 @@ class CheckStream:
         self.group = group
         self.number = number
         self._checks = checks
-        self._asked: deque[int] = deque()
+        # What does not fit has been asked of another one since, or is no question any more.
+        self._asked: deque[int] = deque(maxlen=ASKED_MAX)
         self._refused: list[Refused] = []
         self._wake = asyncio.Event()
+        self._has_room = asyncio.Event()
         self._ended = False
 
     def ask(self, offsets: Sequence[int]) -> None:
@@ -74,8 +77,13 @@ class CheckStream:
         self._asked += offsets
         self._wake.set()
 
-    def refuse(self, refused: Sequence[Refused]) -> None:
-        """Tell the producer which of its answers did not count."""
+    async def refuse(self, refused: Sequence[Refused]) -> None:
+        """Tell the producer which of its answers did not count. Waits for one that answers without
+        reading.
+        """
+        while self._refused and len(self._refused) + len(refused) > REFUSED_MAX:
+            self._has_room.clear()
+            await self._has_room.wait()
         self._refused += refused
         self._wake.set()
 
@@ -89,6 +97,7 @@ class CheckStream:
         while not self._ended:
             offsets = [self._asked.popleft() for _ in range(min(ASK_MAX, len(self._asked)))]
             refused, self._refused = self._refused, []
+            self._has_room.set()
             if refused:
                 yield [], refused
             async for some in self._checks.read(offsets):
@@ -158,7 +167,7 @@ class TransactionChecks:
             if isinstance(answer, CometError):
                 refused.append(Refused(end.half, answer))
         if refused:
-            stream.refuse(refused)
+            await stream.refuse(refused)
 
     async def run(self) -> None:
         """Ask until cancelled. StoreFailed."""
