@@ -13,6 +13,7 @@
 #define ARGUMENTS 8
 #define COUNTER_DIGITS 8
 #define PROPERTIES_BYTES_MAX 32767
+#define DELAY_MS_MAX (40LL * 86400000)
 #define BUFFER_BYTES_MAX INT32_MAX /* of a buffer that a record is appended to */
 
 /* Writes the record but for its middle, which is behind the body; where it begins. */
@@ -114,13 +115,26 @@ static int is_same_text(PyObject *object, PyObject *text)
     return object == text || (PyUnicode_CheckExact(object) && PyUnicode_Compare(object, text) == 0);
 }
 
-/* Whether a message is of the run, as far as one can see without its keys and properties. Else Python looks at it. */
-static int is_usual(PyObject *const *fields, const run *run, long *flag)
+/* Whether a message names its time as all of the run do; which. Else Python looks at it. */
+static int has_time(PyObject *const *fields, const run *run, long long *time_ms)
 {
-    long delay_level, at_ms, after_ms;
+    static const long long least[] = {0, TIMER_MS_MIN, 1}, most[] = {0, TIMER_MS_MAX, DELAY_MS_MAX};
+    int overflow;
+    PyObject *named = fields[run->timer == TIMER_AFTER ? DELAY_MS : DELIVER_AT_MS];
+    PyObject *other = fields[run->timer == TIMER_AFTER ? DELIVER_AT_MS : DELAY_MS];
+    long nothing;
+    if (!PyLong_CheckExact(named) || !is_number(other, &nothing) || nothing != 0)
+        return 0;
+    *time_ms = PyLong_AsLongLongAndOverflow(named, &overflow);
+    return !overflow && *time_ms >= least[run->timer] && *time_ms <= most[run->timer];
+}
+
+/* Whether a message is of the run, as far as one can see without its keys and properties. Else Python looks at it. */
+static int is_usual(PyObject *const *fields, const run *run, long *flag, long long *time_ms)
+{
+    long delay_level;
     return is_number(fields[FLAG], flag) && is_number(fields[DELAY_LEVEL], &delay_level)
-        && is_number(fields[DELIVER_AT_MS], &at_ms) && at_ms == 0 && is_number(fields[DELAY_MS], &after_ms) && after_ms == 0
-        && delay_level == run->delay_level && fields[WAIT_STORE] == run->wait_store && fields[QUEUE] == Py_None
+        && has_time(fields, run, time_ms) && delay_level == run->delay_level && fields[WAIT_STORE] == run->wait_store && fields[QUEUE] == Py_None
         && PyTuple_CheckExact(fields[KEYS]) && PyDict_CheckExact(fields[PROPERTIES]) && PyBytes_CheckExact(fields[BODY])
         && PyBytes_Size(fields[BODY]) <= run->body_max && PyUnicode_CheckExact(fields[TAG])
         && PyUnicode_CheckExact(fields[SHARDING_KEY])
@@ -255,8 +269,9 @@ static size_t append_fields(PyObject *const *fields, run *run, PyObject *buffer,
 {
     span body, middle;
     long flag;
+    long long time_ms;
     writer own = {NULL, 0};
-    if (!is_usual(fields, run, &flag) || !find_middle(run, fields[TAG]) || !is_bytes(fields[BODY], &body)
+    if (!is_usual(fields, run, &flag, &time_ms) || !find_middle(run, fields[TAG]) || !is_bytes(fields[BODY], &body)
         || !is_bytes(run->middle, &middle) || middle.length > INT32_MAX || !put_properties(&own, fields, run))
         return 0;
     size_t topic = middle.length > 0 ? 1 + (size_t)middle.start[0] : 0, split = topic + 2 + (size_t)run->prefix_bytes;
@@ -272,6 +287,8 @@ static size_t append_fields(PyObject *const *fields, run *run, PyObject *buffer,
                                run->sys_flag, run->born_time, body, middle.length + own.length, counter);
     memcpy(to, middle.start, split);
     store16(to + topic, (uint32_t)properties_bytes);
+    if (run->timer)
+        put_timer_digits(to + topic + 2, time_ms); /* they are in the prefix */
     own = (writer){to + split, 0};
     put_properties(&own, fields, run); /* the same as before: no Python code ran */
     memcpy(to + split + own.length, middle.start + split, middle.length - split);
@@ -301,17 +318,18 @@ int run_begin(run *run, PyObject *form, int is_keyed, Py_ssize_t body_max, int q
     PyObject *topic, *middles, *wait_store, *reserved;
     Py_ssize_t prefix_bytes;
     long delay_level;
-    if (!PyArg_ParseTuple(form, "UO!nlO!S:form", &topic, &PyDict_Type, &middles, &prefix_bytes, &delay_level,
-                          &PyBool_Type, &wait_store, &reserved))
+    int timer;
+    if (!PyArg_ParseTuple(form, "UO!nlO!Si:form", &topic, &PyDict_Type, &middles, &prefix_bytes, &delay_level,
+                          &PyBool_Type, &wait_store, &reserved, &timer))
         return 0;
-    if (body_max > RELEASE_BYTES_MIN || prefix_bytes < 0 || prefix_bytes > PROPERTIES_BYTES_MAX
+    if (timer < 0 || timer > TIMER_AFTER || (timer && prefix_bytes < TIMER_DIGITS_END) || body_max > RELEASE_BYTES_MIN || prefix_bytes < 0 || prefix_bytes > PROPERTIES_BYTES_MAX
         || (host_flags & ~(int)HOSTS_V6)) {
         PyErr_SetString(PyExc_ValueError, "run: a number is out of range");
         return 0;
     }
     *run = (struct run){.topic = Py_NewRef(topic), .middles = Py_NewRef(middles), .wait_store = Py_NewRef(wait_store),
                         .reserved = Py_NewRef(reserved), .is_keyed = is_keyed,
-                        .prefix_bytes = prefix_bytes, .delay_level = delay_level, .queue_id = (uint32_t)queue_id,
+                        .prefix_bytes = prefix_bytes, .delay_level = delay_level, .timer = timer, .queue_id = (uint32_t)queue_id,
                         .sys_flag = (uint32_t)host_flags, .born_time = (uint64_t)born_time, .body_max = body_max,
                         .rest = bytes_beside((uint32_t)host_flags)};
     return 1;

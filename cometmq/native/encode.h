@@ -6,6 +6,8 @@
 #include "accelerator.h"
 
 #define RUN_COUNT_MAX 1024 /* a batch has no more */
+#define TIMER_AT 1         /* cometmq.format.timers.TimerForm */
+#define TIMER_AFTER 2
 
 /* What all records of a run have. */
 typedef struct run {
@@ -13,6 +15,7 @@ typedef struct run {
     PyObject *reserved;      /* bytes: names that no property of an application has, each behind its length */
     Py_ssize_t prefix_bytes; /* of the properties, before those of the message */
     long delay_level;
+    int timer;    /* TIMER_AT, TIMER_AFTER: each message names its time; 0: none does */
     int is_keyed; /* all messages have a sharding key, or none has */
     uint32_t queue_id, sys_flag;
     uint64_t born_time;
@@ -21,8 +24,8 @@ typedef struct run {
     PyObject *tag, *middle; /* found last */
 } run;
 
-/* `form`: a tuple of topic, middles, prefix_bytes, delay_level, wait_store, reserved. 0 with an exception set, and nothing
- * to clear. */
+/* `form`: a tuple of topic, middles, prefix_bytes, delay_level, wait_store, reserved, timer. 0 with an exception set, and
+ * nothing to clear. */
 int run_begin(run *run, PyObject *form, int is_keyed, Py_ssize_t body_max, int queue_id, int host_flags,
               long long born_time);
 

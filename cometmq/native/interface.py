@@ -18,10 +18,11 @@ Groups = list[tuple[str, int, int, bytes]]
 """(topic, queue id, offset of the first message, units): messages that follow each other in a
 queue, though not always in the log. Groups are in the order of their first messages."""
 
-RunForm = tuple[str, dict[str, bytes], int, int, bool, bytes]
+RunForm = tuple[str, dict[str, bytes], int, int, bool, bytes, int]
 """What messages that are encoded together share: topic; what stands between body and counter, by
 tag, without other properties of the application; bytes of the properties that stand before those;
-delay level; wait_store; names that properties may not have, each behind its length in one byte."""
+delay level; wait_store; names that properties may not have, each behind its length in one byte; how
+each message names a time of its own, by ``cometmq.format.timers.TimerForm``."""
 
 T = TypeVar("T", bound=tuple[object, ...])
 

@@ -249,9 +249,14 @@ class Batcher:
         """
         self.end_run()
         first = messages[at]
-        if first.__class__ is not Message or first.deliver_at_ms or first.delay_ms:
+        if first.__class__ is not Message:
             return 0
-        if first.delay_level or first.wait_store is not True:
+        if (
+            first.delay_level
+            or first.delay_ms
+            or first.deliver_at_ms
+            or first.wait_store is not True
+        ):
             try:
                 slot = slot.like(first)
             except CometError:
@@ -278,6 +283,9 @@ class Batcher:
         if starts:
             batch.starts += starts
             batch.last.count += len(starts)
+            if slot.stored.timer:
+                taken = messages[at : at + len(starts)]
+                batch.last.times.extend([one.deliver_at_ms or one.delay_ms for one in taken])
             batch.waiters.append(many.take(len(starts)))
             next_end = 2 * len(batch.buffer) - starts[-1]  # if it is like the last one
             if next_end > self._bytes_max or batch.count >= self._count_max:

@@ -30,7 +30,7 @@ from cometmq.format.properties import (
 )
 from cometmq.format.properties import encode as encode_properties
 from cometmq.format.record import BODY_CRC_MASK, MAGIC_V1, Record, encode, layout_of_hosts
-from cometmq.format.timers import DIGITS_AT
+from cometmq.format.timers import DIGITS_AT, TimerForm, with_time
 from cometmq.model import PROPERTIES_BYTES_MAX, Message, QueueRef
 from cometmq.native import accelerator
 from cometmq.native.interface import Accelerator, OpenRun, SendEach
@@ -109,7 +109,8 @@ def _is_of_run(message: Message, form: RecordForm, is_keyed: bool) -> bool:
         and bool(message.sharding_key) is is_keyed
         and message.wait_store is form.wait_store
         and message.queue is None
-        and not (message.deliver_at_ms or message.delay_ms)
+        and bool(message.deliver_at_ms) is (form.timer is TimerForm.AT)
+        and bool(message.delay_ms) is (form.timer is TimerForm.AFTER)
     )
 
 
@@ -130,6 +131,7 @@ class RecordForm:
         "middles",
         "native",
         "prefix",
+        "timer",
         "topic",
         "wait_store",
     )
@@ -142,10 +144,12 @@ class RecordForm:
         prefix: bytes = b"",
         *,
         delay_level: int = 0,
+        timer: TimerForm = TimerForm.NONE,
         wait_store: bool = True,
     ) -> None:
         self.topic = topic  # as messages have it
         self.delay_level = delay_level
+        self.timer = timer
         self.wait_store = wait_store
         name = wire.encode()
         self._topic = bytes((len(name),)) + name
@@ -153,7 +157,8 @@ class RecordForm:
         self.prefix = prefix
         self.middles: dict[str, bytes] = {}  # by tag, of messages without keys and properties
         # The same as the extension wants it.
-        self.native = topic, self.middles, len(prefix), delay_level, wait_store, _NOT_OWN_NAMES
+        own = _NOT_OWN_NAMES
+        self.native = topic, self.middles, len(prefix), delay_level, wait_store, own, int(timer)
         self.use(stream)
 
     def use(self, stream: str) -> None:
@@ -276,6 +281,7 @@ class RecordEncoder:
                 self.stream,
                 prefix,
                 delay_level=stored.delay_level,
+                timer=stored.timer,
                 wait_store=stored.wait_store,
             )
         return form
@@ -372,6 +378,9 @@ class RecordEncoder:
                 break
             if len(buffer) + self.fixed_bytes + len(body) + len(middle) > bytes_max:
                 break
+            if form.timer:
+                time_ms = message.deliver_at_ms or message.delay_ms
+                middle = with_time(middle, time_ms, form.digits_at)
             starts.append(len(buffer))
             self.append_record(buffer, queue_id, body, message.flag, 0, middle, born_time_ms)
         return starts

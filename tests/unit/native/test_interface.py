@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from cometmq import model, native
 from cometmq.client import received
 from cometmq.client.sending import encoder
-from cometmq.client.sending.stored_form import StoredForm
+from cometmq.client.sending.stored_form import StoredForm, form_of
 from cometmq.clock import SystemClock
 from cometmq.errors import CometError
 from cometmq.format import (
@@ -698,6 +698,57 @@ def test_delayed_messages_are_encoded_together() -> None:
     assert all(one.raw_properties.startswith(form.prefix) for one in records)
 
 
+TIMES = st.sampled_from([10**12, 10**12 - 1, 2 * 10**12, 10**13 - 1, 10**13, 2**64])
+DELAYS = st.sampled_from([1, 700, 40 * 86_400_000, 40 * 86_400_000 + 1, -1, 2**31, 2**64])
+named_times = st.one_of(
+    st.tuples(TIMES, st.just(0)),
+    st.tuples(st.just(0), DELAYS),
+    st.tuples(st.sampled_from([0, 2 * 10**12, None, True]), st.sampled_from([0, 5, None, True])),
+)
+
+
+@needs_native
+@given(
+    st.sampled_from([TimerForm.AT, TimerForm.AFTER]),
+    st.booleans(),
+    st.lists(st.tuples(plain_messages, named_times), min_size=1, max_size=6),
+)
+def test_messages_with_a_time_of_their_own_are_encoded_together(
+    timer: TimerForm, wait_store: bool, drawn: list[tuple[Message, tuple[Any, Any]]]
+) -> None:
+    made = encoder.RecordEncoder(
+        broker_pb2.SendStreamOpened(born_host=bytes(4), store_host=bytes(4), body_max_bytes=4096),
+        SystemClock(),
+    )
+    stored = StoredForm(timer=timer, wait_store=wait_store)
+    form = made.form_with_prefix(QueueRef("T", 3, "g"), stored)
+    for tag in ("", "A", "é"):
+        form.middle(Message("T", b"", tag))
+    messages = [message for message, _ in drawn]
+    for message, (at_ms, after_ms) in drawn:
+        message.deliver_at_ms, message.delay_ms = at_ms, after_ms
+        message.wait_store = wait_store
+    usual = Message("T", b"x", wait_store=wait_store)
+    usual.deliver_at_ms, usual.delay_ms = (2 * 10**12, 0) if timer is TimerForm.AT else (0, 5)
+    messages.insert(0, usual)
+
+    def run() -> tuple[bytes, int]:
+        buffer, made.counter = bytearray(), 0
+        limits = {"bytes_max": 4096, "body_bytes_max": 250, "born_time_ms": 1234}
+        starts = made.extend(buffer, messages, 0, 9, form, 0, is_keyed=False, **limits)
+        return bytes(buffer), len(starts)
+
+    plain, fast = both(run)
+    assert fast == plain
+    data, count = fast
+    assert count >= 1
+    for one, message in zip(record.decode_all(data), messages, strict=False):
+        assert timers.target_of(one.raw_properties) == ("T", 3)
+        assert timers.due_ms(one.raw_properties) == message.deliver_at_ms + message.delay_ms
+        assert form_of(message) == stored
+        message.check()
+
+
 @needs_native
 @pytest.mark.parametrize(
     ("place", "value"),
@@ -705,7 +756,7 @@ def test_delayed_messages_are_encoded_together() -> None:
 )
 def test_a_run_with_a_number_out_of_range_is_refused(place: int, value: int) -> None:
     buffer = bytearray()
-    form = ("T", {"": b"\x01T\x00\x00"}, 0, 0, True, b"")
+    form = ("T", {"": b"\x01T\x00\x00"}, 0, 0, True, b"", 0)
     arguments: list[Any] = [buffer, [Message("T", b"")], 0, 1, form, False]
     arguments += [4096, 100, 0, 0, 0, 0]
     arguments[place] = value
@@ -721,7 +772,7 @@ def test_a_run_with_a_number_out_of_range_is_refused(place: int, value: int) -> 
 )
 def test_a_middle_that_is_too_short_is_not_read(middle: bytes, prefix_bytes: int) -> None:
     buffer = bytearray()
-    form = ("T", {"": middle}, prefix_bytes, 0, True, b"")
+    form = ("T", {"": middle}, prefix_bytes, 0, True, b"", 0)
     arguments: list[Any] = [buffer, [Message("T", b"")], 0, 1, form, False, 4096, 100, 0, 0, 0, 0]
     assert accelerator().encode_run(*arguments) == b""
     arguments[4] = (*form[:2], -1, *form[3:])
