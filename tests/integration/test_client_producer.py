@@ -20,8 +20,8 @@ from cometmq.client import (
     SendStatus,
     at_random,
     by_hash,
-    latency,
 )
+from cometmq.client.sending import latency
 from cometmq.errors import (
     BodyTooLarge,
     BrokerDraining,
