@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import grpc
@@ -60,8 +60,20 @@ class StreamShares:
         self.requesters = Shares(each_max, "reply streams", "streams_per_peer_max")
 
 
+def _claims(segments: Iterable[broker_pb2.Segment]) -> list[Claim]:
+    """Raises what is wrong with a segment, with its number: the others may be sent without it."""
+    claims: list[Claim] = []
+    for index, segment in enumerate(segments):
+        try:
+            claims.append(_claim(segment))
+        except CometError as error:
+            error.segment = index
+            raise
+    return claims
+
+
 def _claim(segment: broker_pb2.Segment) -> Claim:
-    """Raises InvalidRequest for a kind that we do not know."""
+    """Raises InvalidRequest for a kind that we do not know, DelayLevelInvalid."""
     topic, queue_id, count = segment.topic, segment.queue_id, segment.count
     wait_store = not segment.no_wait_store
     if segment.kind == broker_pb2.SEGMENT_KIND_HALF:
@@ -237,7 +249,7 @@ class BrokerServicer(PopServicer):
         checksum = request.records_crc32 if request.HasField("records_crc32") else None
         try:
             self._gate.check()
-            claims = [_claim(segment) for segment in request.segments]
+            claims = _claims(request.segments)
             if client_id:
                 check_client_id(client_id)
             return await self._produce.take(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cometmq.client import Message, Producer
+from cometmq.client import Message, Producer, SendReceipt
 from cometmq.errors import (
     BatchMalformed,
     CometError,
@@ -76,6 +76,22 @@ async def test_delayed_messages_of_sdk_and_stub_come_after_their_time(tmp_path: 
         assert one.unique_id == receipts[1].unique_id
         assert one.properties["REAL_TOPIC"] == "T"  # as RocketMQ leaves it
         assert one.store_time_ms - receipts[1].store_time_ms >= 1_000
+
+
+async def test_a_level_that_is_none_is_the_error_of_its_message_only(tmp_path: Path) -> None:
+    """Messages of the same batch, of other callers maybe, were refused with it."""
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        running_broker(tmp_path, namesrv=(namesrv,)) as broker,
+        Producer(namesrv) as producer,
+    ):
+        await broker.put_topic("T", 1)
+        await producer.send_and_wait(Message("T", b"first"))
+        levels = [0, 0, 0, 19, 0, 1, 0]  # in one turn of the loop: one batch
+        futures = [await producer.send(Message("T", b".", delay_level=n)) for n in levels]
+        answers = await asyncio.gather(*futures, return_exceptions=True)
+        kinds = [DelayLevelInvalid if level == 19 else SendReceipt for level in levels]
+        assert [type(one) for one in answers] == kinds
 
 
 async def test_a_crash_neither_loses_nor_repeats_a_delayed_message(tmp_path: Path) -> None:
