@@ -24,8 +24,8 @@ from cometmq.client import (
     PushConsumerOptions,
     QueueRef,
     ReceivedMessage,
-    routes,
 )
+from cometmq.client.cluster import routes
 from cometmq.client.cluster.connections import Connections
 from cometmq.errors import NotWriter, PeerUnavailable, TopicNotFound
 from cometmq.rpc import channel_pool

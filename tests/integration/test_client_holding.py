@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from cometmq.client import PushConsumer, PushConsumerOptions, ReceivedMessage, long_poller
+from cometmq.client import PushConsumer, PushConsumerOptions, ReceivedMessage
 from cometmq.client.cluster.rendezvous import ranked
+from cometmq.client.reading import long_poller
 from cometmq.rpc.retry import BackoffPolicy
 from services.pullhold import holds
 from tests.support.cluster.broker import LiveBroker, running_broker, running_namesrv

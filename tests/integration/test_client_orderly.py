@@ -22,9 +22,9 @@ from cometmq.client import (
     PushConsumerOptions,
     QueueRef,
     ReceivedMessage,
-    group_share,
-    queue_locks,
 )
+from cometmq.client.group import queue_locks
+from cometmq.client.group import share as group_share
 from cometmq.errors import ConfigInvalid, QueueLocked, QueueNotFound
 from cometmq.messaging import locks
 from cometmq.rpc.interceptors import error_from

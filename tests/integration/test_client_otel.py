@@ -25,8 +25,8 @@ from cometmq.client import (
     QueueRef,
     ReceivedMessage,
     SendSpans,
-    otel,
 )
+from cometmq.client.tracing import otel
 from cometmq.errors import ConfigInvalid, PropertyReserved
 from tests.support.cluster.fake_cluster import fake_cluster
 from tests.support.waiting import until

@@ -19,8 +19,8 @@ from cometmq.client import (
     PushConsumerOptions,
     QueueRef,
     ReceivedMessage,
-    membership,
 )
+from cometmq.client.group import membership
 from cometmq.errors import (
     ClientClosed,
     ConfigInvalid,
