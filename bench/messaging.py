@@ -1,9 +1,13 @@
-"""``python -m bench messaging``: what delay levels and retries cost beside plain messages.
+"""``python -m bench messaging``: what delay levels, times and retries cost beside plain messages.
 
 A cluster of one broker, one topic with 8 queues, bodies of 128 B. Plain and delayed sends take
 turns. One consumer reads them, concurrently and in order. Then many messages become due at the same
 time while another producer goes on sending alone: how late is the last of them readable, and how
-long do the lone sends take? Last, a group sends back what it has pulled.
+long do the lone sends take? The same with messages that each name a time of their own, all within
+one second. Last, a group sends back what it has pulled.
+
+``--pending`` above 0: so many messages wait for a time that does not come, and the broker's memory
+is read before and after.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import grpc
 import uvloop
 
 from bench import stage
+from bench.holds import rss_mib
 from bench.report import machine, markdown
 from bench.stats import percentile
 from cometmq import native
@@ -41,19 +46,39 @@ LATE = 18  # the level of 2 hours: nothing of it is delivered within a run
 DUE, DUE_S = 2, 5.0
 LONE_SENDS_EACH_S = 0.002
 SEND_BACK_ITEMS, SEND_BACK_CALLS = 1_024, 4
+MANY = 5_000
+TIMED_S, TIMED_RATE_MIN = 2, 20_000  # so long, and a second for so many, until the first is due
+DAY_MS = 86_400_000
 
 
-async def send(namesrv: str, topic: str, count: int, delay_level: int) -> float:
+async def send(
+    namesrv: str, topic: str, count: int, delay_level: int = 0, *, delay_ms: int = 0
+) -> float:
     """Messages a second, all acknowledged."""
+    fields = {"delay_level": delay_level, "delay_ms": delay_ms}
     async with Producer(namesrv) as producer:
-        await producer.send_and_wait(Message(topic, BODY, delay_level=delay_level))
+        await producer.send_and_wait(Message(topic, BODY, **fields))
         started_s = time.perf_counter()
         last = None
         for _ in range(count):
-            last = await producer.send(Message(topic, BODY, delay_level=delay_level))
+            last = await producer.send(Message(topic, BODY, **fields))
         await producer.flush()
         assert last is not None
         await last
+        return count / (time.perf_counter() - started_s)
+
+
+async def send_timed(namesrv: str, topic: str, count: int, first_ms: int, within_ms: int) -> float:
+    """Messages a second by ``send_many``, all acknowledged; they are due one after the other from
+    ``first_ms`` on, within so long, in an order that begins again with each batch.
+    """
+    async with Producer(namesrv) as producer:
+        started_s = time.perf_counter()
+        for first in range(0, count, MANY):
+            size = min(MANY, count - first)
+            times = [first_ms + place * within_ms // size for place in range(size)]
+            messages = [Message(topic, BODY, deliver_at_ms=time_ms) for time_ms in times]
+            await producer.send_many_and_wait(messages)
         return count / (time.perf_counter() - started_s)
 
 
@@ -68,6 +93,30 @@ async def lone_sends(namesrv: str, topic: str, until: asyncio.Event) -> list[flo
             with suppress(TimeoutError):
                 await asyncio.wait_for(until.wait(), LONE_SENDS_EACH_S)
     return took
+
+
+async def timed_at_once(namesrv: str, topic: str, quiet: str, count: int) -> dict[str, float]:
+    """As :func:`due_at_once`, of messages that are due within one second."""
+    async with PullConsumer(namesrv, "bench-timed") as consumer:
+        queues = await consumer.queues(topic)
+        shown = sum(b.max_offset for b in (await consumer.bounds(queues)).values())
+        end = shown + count
+        first_ms = time.time_ns() // 1_000_000 + 1_000 * (TIMED_S + count // TIMED_RATE_MIN)
+        await send_timed(namesrv, topic, count, first_ms, 1_000)
+        wait_s = first_ms / 1_000 - time.time()
+        assert wait_s > 0, "they were due before all were sent"
+        await asyncio.sleep(wait_s - 0.2)
+        over = asyncio.Event()
+        meanwhile = asyncio.create_task(lone_sends(namesrv, quiet, over))
+        while shown < end:
+            await asyncio.sleep(0.01)
+            shown = sum(b.max_offset for b in (await consumer.bounds(queues)).values())
+        late_s = time.time() - first_ms / 1_000 - 0.999
+        over.set()
+        return {
+            "timed_late_s": late_s,
+            "timed_p99_ms": percentile(await meanwhile, 0.99) * 1_000,
+        }
 
 
 async def due_at_once(namesrv: str, topic: str, quiet: str, count: int) -> dict[str, float]:
@@ -153,6 +202,7 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench messaging", description=__doc__)
     parser.add_argument("--count", type=int, default=500_000, help="plain or delayed sends a run")
     parser.add_argument("--due", type=int, default=100_000, help="messages that are due at once")
+    parser.add_argument("--pending", type=int, default=0, help="messages that wait for their time")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=PROJECT / "data" / "bench")
     said = parser.parse_args(argv)
@@ -166,11 +216,17 @@ def main(argv: Sequence[str]) -> None:
             one = {
                 "plain": uvloop.run(send(bench.namesrv, topic, said.count, 0)),
                 "delayed": uvloop.run(send(bench.namesrv, topic, said.count, LATE)),
+                "timed": uvloop.run(send(bench.namesrv, topic, said.count, delay_ms=DAY_MS)),
             }
             for orderly in (False, True):
                 name = "orderly" if orderly else "concurrent"
                 one[name] = uvloop.run(consume(bench.namesrv, topic, said.count, orderly=orderly))
             one |= uvloop.run(due_at_once(bench.namesrv, topic, quiet, said.due))
+            one |= uvloop.run(timed_at_once(bench.namesrv, topic, quiet, said.due))
+            if said.pending:
+                before_mib, far_ms = rss_mib(bench.broker_pid), time.time_ns() // 1_000_000 + DAY_MS
+                uvloop.run(send_timed(bench.namesrv, topic, said.pending, far_ms, DAY_MS))
+                one["pending_mib"] = rss_mib(bench.broker_pid) - before_mib
             address = bench.cluster.brokers[0].address
             one["back"] = uvloop.run(send_backs(address, bench.namesrv, topic, said.due))
             runs.append(one)
@@ -180,13 +236,18 @@ def main(argv: Sequence[str]) -> None:
         for name, key, digits, limit in (
             ("plain sends/s", "plain", 0, ""),
             ("delay-level sends/s", "delayed", 0, "80 % of plain"),
+            ("sends/s that wait for a time of their own", "timed", 0, "80 % of plain"),
             ("concurrent listener calls/s", "concurrent", 0, ""),
             ("orderly listener calls/s", "orderly", 0, "60 % of concurrent"),
             (f"last of {said.due:,} that are due at once, s late", "late_s", 2, "1"),
             ("lone sends before, p99 ms", "calm_p99_ms", 2, ""),
             ("lone sends meanwhile, p99 ms", "due_p99_ms", 2, "3 times before"),
+            (f"last of {said.due:,} that are due within 1 s, s late", "timed_late_s", 2, "1"),
+            ("lone sends meanwhile, p99 ms", "timed_p99_ms", 2, "3 times before"),
+            (f"MiB for {said.pending:,} that wait", "pending_mib", 0, "40 for 1,000,000"),
             ("messages sent back/s", "back", 0, "20,000"),
         )
+        if key in runs[0]
     ]
     print(markdown(["what", "median", "limit"], table))
     print(f"\n{native.description()}; machine: {machine()}")
