@@ -55,13 +55,16 @@ async def send(
     namesrv: str, topic: str, count: int, delay_level: int = 0, *, delay_ms: int = 0
 ) -> float:
     """Messages a second, all acknowledged."""
-    fields = {"delay_level": delay_level, "delay_ms": delay_ms}
     async with Producer(namesrv) as producer:
-        await producer.send_and_wait(Message(topic, BODY, **fields))
+        await producer.send_and_wait(
+            Message(topic, BODY, delay_level=delay_level, delay_ms=delay_ms)
+        )
         started_s = time.perf_counter()
         last = None
         for _ in range(count):
-            last = await producer.send(Message(topic, BODY, **fields))
+            last = await producer.send(
+                Message(topic, BODY, delay_level=delay_level, delay_ms=delay_ms)
+            )
         await producer.flush()
         assert last is not None
         await last
