@@ -2,7 +2,8 @@
  *
  * A batch decides ranges of them, and a future looks its range up when somebody asks. So deciding a thousand messages is
  * one step. A future that somebody waits for, or that has callbacks, becomes a front of a future of asyncio (`inner`),
- * which does the rest. The garbage collector looks at those only: nothing else here refers to what applications hold. */
+ * which does the rest. The garbage collector looks at those, and at all once a message has failed: nothing else here
+ * refers to what applications hold. */
 
 #include "sent.h"
 
@@ -80,6 +81,8 @@ typedef struct {
     int is_error;
 } outcome;
 
+typedef struct send_future send_future;
+
 typedef struct send_each {
     PyObject_HEAD
     PyObject *loop;
@@ -89,17 +92,20 @@ typedef struct send_each {
     Py_ssize_t outcome_count, count, decided_count;
     Py_ssize_t unseen_count; /* errors that no application has looked at */
     int is_whole;            /* no more messages are taken */
+    int has_failed;          /* some of them have */
+    send_future *futures;    /* all that are there, not counted as references */
 } send_each;
 
-typedef struct {
+struct send_future {
     PyObject_HEAD
     send_each *each;
+    send_future *next, *previous; /* of the same messages */
     PyObject *inner;   /* a future of asyncio; NULL until somebody waits */
     PyObject *receipt; /* NULL until somebody looks at it */
     uint32_t place;
     int is_seen; /* its error */
     PyObject *weak;
-} send_future;
+};
 
 int is_send_each(PyObject *object)
 {
@@ -166,6 +172,23 @@ static int decide_all(send_each *self)
     return decide(self->decided, "set_result", Py_None);
 }
 
+/* The garbage collector looks at the future from now on. */
+static void track(send_future *future)
+{
+    if (!PyObject_GC_IsTracked((PyObject *)future))
+        PyObject_GC_Track((PyObject *)future);
+}
+
+/* An error refers to the frames that it was raised through, and these to futures: only the collector frees them then. */
+static void track_all(send_each *self)
+{
+    if (self->has_failed)
+        return;
+    self->has_failed = 1;
+    for (send_future *future = self->futures; future != NULL; future = future->next)
+        track(future);
+}
+
 /* Takes the outcome of messages; the watched ones among them are looked at here, and no others. */
 static PyObject *take_outcome(send_each *self, Py_ssize_t first, Py_ssize_t count, PyObject *found, Py_ssize_t index,
                               int is_error)
@@ -181,8 +204,10 @@ static PyObject *take_outcome(send_each *self, Py_ssize_t first, Py_ssize_t coun
     PyObject *trace = is_error ? PyException_GetTraceback(found) : NULL;
     outcomes[self->outcome_count++] = (outcome){first, count, index, Py_NewRef(found), trace, is_error};
     self->decided_count += count;
-    if (is_error)
+    if (is_error) {
         self->unseen_count += count;
+        track_all(self);
+    }
     for (Py_ssize_t at = 0; is_error && self->watched != NULL && at < PyList_Size(self->watched); at++) {
         send_future *future = (send_future *)PyList_GetItem(self->watched, at);
         if (outcome_of(self, future->place) == &outcomes[self->outcome_count - 1]) {
@@ -237,7 +262,14 @@ PyObject *send_each_take(PyObject *object)
     future->inner = future->receipt = future->weak = NULL;
     future->place = (uint32_t)each->count++;
     future->is_seen = 0;
-    return (PyObject *)future; /* not tracked: it refers to nothing of the application's */
+    future->previous = NULL;
+    future->next = each->futures;
+    if (each->futures != NULL)
+        each->futures->previous = future;
+    each->futures = future;
+    if (each->has_failed)
+        track(future);
+    return (PyObject *)future; /* else not tracked: it refers to nothing of the application's */
 }
 
 static PyObject *each_take(PyObject *object, PyObject *nothing)
@@ -316,13 +348,21 @@ static void tell_unseen(send_each *self)
     PyErr_Restore(kind, value, trace);
 }
 
+/* The collector calls it before it takes errors to pieces. */
+static void each_finalize(PyObject *object)
+{
+    send_each *self = (send_each *)object;
+    if (self->unseen_count > 0)
+        tell_unseen(self);
+    self->unseen_count = 0;
+}
+
 static void each_dealloc(PyObject *object)
 {
     send_each *self = (send_each *)object;
     PyTypeObject *type = Py_TYPE(object);
     PyObject_GC_UnTrack(object);
-    if (self->unseen_count > 0)
-        tell_unseen(self);
+    each_finalize(object);
     each_clear(object);
     for (Py_ssize_t at = 0; at < self->outcome_count; at++) {
         Py_DECREF(self->outcomes[at].found);
@@ -355,6 +395,7 @@ static PyGetSetDef each_fields[] = {
 static PyType_Slot each_slots[] = {
     {Py_tp_new, each_new},
     {Py_tp_dealloc, each_dealloc},
+    {Py_tp_finalize, each_finalize},
     {Py_tp_traverse, each_traverse},
     {Py_tp_clear, each_clear},
     {Py_tp_methods, each_methods},
@@ -393,7 +434,7 @@ static int watch(send_future *self)
     if (inner == NULL)
         return 0;
     self->inner = inner;
-    PyObject_GC_Track((PyObject *)self);
+    track(self);
     const outcome *found = outcome_of(each, self->place);
     if (found == NULL)
         return PyList_Append(each->watched, (PyObject *)self) == 0;
@@ -593,6 +634,12 @@ static void future_dealloc(PyObject *object)
     PyObject_GC_UnTrack(object);
     if (self->weak != NULL)
         PyObject_ClearWeakRefs(object);
+    if (self->previous != NULL)
+        self->previous->next = self->next;
+    else
+        self->each->futures = self->next;
+    if (self->next != NULL)
+        self->next->previous = self->previous;
     Py_XDECREF(self->inner);
     Py_XDECREF(self->receipt);
     Py_XDECREF((PyObject *)self->each);

@@ -386,3 +386,46 @@ async def test_each_message_gets_its_own_receipt_however_its_batch_is_cut() -> N
             else:
                 refused_count += 1
     assert refused_count > 100
+
+
+async def test_errors_do_not_keep_the_frames_that_they_came_through() -> None:
+    """The error refers to the frame, that to the futures, and these to the error."""
+
+    class Payload:
+        """What an application has in a local variable."""
+
+    left: list[weakref.ref[Payload]] = []
+
+    async def send_and_fail() -> None:
+        payload = Payload()
+        left.append(weakref.ref(payload))
+        each = new_each()
+        futures: Any = [each.take() for _ in range(3)]
+        each.failed(0, 2, SendTimeout("late"))
+        futures.append(each.take())
+        each.end()
+        each.failed(2, 2, SendTimeout("late"))
+        for future in futures[1:3]:
+            with pytest.raises(SendTimeout):
+                await future
+        assert futures[0].exception() is not None
+        assert futures[3].exception() is not None
+
+    async def leave_unseen() -> None:
+        """An error of the same cycle that nobody looked at is told before it is taken apart."""
+        each = new_each()
+        futures: Any = [each.take(), each.take()]
+        each.end()
+        each.failed(0, 2, SendTimeout("unseen"))
+        with pytest.raises(SendTimeout):
+            await futures[0]
+
+    told: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: told.append(str(context["exception"]))
+    )
+    await send_and_fail()
+    await leave_unseen()
+    gc.collect()
+    assert left[0]() is None
+    assert [text.startswith("unseen") for text in told] == [True]
