@@ -287,8 +287,10 @@ static size_t append_fields(PyObject *const *fields, run *run, PyObject *buffer,
                                run->sys_flag, run->born_time, body, middle.length + own.length, counter);
     memcpy(to, middle.start, split);
     store16(to + topic, (uint32_t)properties_bytes);
-    if (run->timer)
+    if (run->timer) {
         put_timer_digits(to + topic + 2, time_ms); /* they are in the prefix */
+        run->time_ms = time_ms;
+    }
     own = (writer){to + split, 0};
     put_properties(&own, fields, run); /* the same as before: no Python code ran */
     memcpy(to + split + own.length, middle.start + split, middle.length - split);

@@ -121,6 +121,9 @@ class OpenRun(Protocol):
     def end(self) -> bytes:
         """No more messages are taken. The place of each record, uint32 of this machine."""
 
+    def times(self) -> bytes:
+        """The times that the messages name, int64 of this machine; empty when they name none."""
+
 
 class Accelerator(Protocol):
     """The module ``cometmq.native._accelerator``. Arguments are positional."""

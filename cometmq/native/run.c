@@ -7,6 +7,7 @@
 #include "sent.h"
 
 #include <stddef.h>
+#include <stdlib.h>
 #include <structmember.h>
 
 typedef struct {
@@ -16,6 +17,7 @@ typedef struct {
     Py_ssize_t count, count_max, bytes_max;
     uint32_t counter;
     int is_ended;
+    int64_t *times; /* what each message names; NULL when none does */
     uint32_t starts[RUN_COUNT_MAX];
 } open_run;
 
@@ -38,8 +40,10 @@ static PyObject *run_new(PyTypeObject *type, PyObject *arguments, PyObject *keyw
         return PyErr_Format(PyExc_ValueError, "OpenRun: a number is out of range");
     if (!run_begin(&run, form, 0, body_max, queue_id, host_flags, born_time))
         return NULL;
-    open_run *self = PyObject_New(open_run, type);
+    int64_t *times = run.timer ? malloc(RUN_COUNT_MAX * sizeof *times) : NULL;
+    open_run *self = run.timer && times == NULL ? (open_run *)PyErr_NoMemory() : PyObject_New(open_run, type);
     if (self == NULL) {
+        free(times);
         run_clear(&run);
         return NULL;
     }
@@ -51,6 +55,7 @@ static PyObject *run_new(PyTypeObject *type, PyObject *arguments, PyObject *keyw
     self->bytes_max = bytes_max;
     self->counter = (uint32_t)counter;
     self->is_ended = 0;
+    self->times = times;
     return (PyObject *)self;
 }
 
@@ -63,10 +68,13 @@ static PyObject *run_put(PyObject *object, PyObject *message)
     if (!append_message(message, &self->run, self->buffer, self->bytes_max, 1, self->counter + (uint32_t)self->count))
         return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
     PyObject *future = send_each_take(self->each);
-    if (future == NULL)
+    if (future == NULL) {
         PyByteArray_Resize(self->buffer, start);
-    else
-        self->starts[self->count++] = start;
+        return NULL;
+    }
+    if (self->times != NULL)
+        self->times[self->count] = self->run.time_ms;
+    self->starts[self->count++] = start;
     return future;
 }
 
@@ -80,11 +88,20 @@ static PyObject *run_end(PyObject *object, PyObject *nothing)
     return PyBytes_FromStringAndSize((const char *)self->starts, self->count * (Py_ssize_t)sizeof(uint32_t));
 }
 
+static PyObject *run_times(PyObject *object, PyObject *nothing)
+{
+    (void)nothing;
+    open_run *self = (open_run *)object;
+    Py_ssize_t count = self->times == NULL ? 0 : self->count;
+    return PyBytes_FromStringAndSize((const char *)self->times, count * (Py_ssize_t)sizeof(int64_t));
+}
+
 static void run_dealloc(PyObject *object)
 {
     open_run *self = (open_run *)object;
     PyTypeObject *type = Py_TYPE(object);
     run_clear(&self->run);
+    free(self->times);
     Py_DECREF(self->buffer);
     Py_DECREF(self->each);
     PyObject_Free(object);
@@ -94,6 +111,7 @@ static void run_dealloc(PyObject *object)
 static PyMethodDef run_methods[] = {
     {"put", run_put, METH_O, NULL},
     {"end", run_end, METH_NOARGS, NULL},
+    {"times", run_times, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -297,7 +297,7 @@ class Batcher:
         extension and without a call of :meth:`put`. Nothing is done where that would not pay.
         """
         slot = self._slot
-        if slot is None or slot.stored.timer:  # each names a time of its own
+        if slot is None:
             return
         batch, encoder, form, segment = self.open, self.encoder, slot.form, slot.segment
         if (
@@ -342,6 +342,7 @@ class Batcher:
         batch.starts.frombytes(run.end())
         messages.count = run.count
         batch.last.count += run.count
+        batch.last.times.frombytes(run.times())
         encoder.counter += run.count
         if not run.count:
             batch.waiters.pop()

@@ -257,7 +257,7 @@ class Way(Collected):
             raise
         return 1
 
-    def facts(self) -> list[tuple[bytes, list[int], object, int]]:
+    def facts(self) -> list[tuple[bytes, list[int], object, int, list[int]]]:
         """Everything about the closed batches but the incarnation of their ids."""
         assert self.batcher.encoder is not None
         stream = self.batcher.encoder.stream
@@ -267,6 +267,7 @@ class Way(Collected):
                 list(batch.starts),
                 [(s.queue, s.count, s.first_counter, s.stored) for s in batch.segments],
                 sum(w.count if isinstance(w, MessageRange) else 1 for w in batch.waiters),
+                [time_ms for segment in batch.segments for time_ms in segment.times],
             )
             for batch in self.closed
         ]
@@ -274,6 +275,10 @@ class Way(Collected):
     def records(self) -> bytes:
         """Those of all closed batches."""
         return b"".join(records for records, *_ in self.facts())
+
+    def times(self) -> list[int]:
+        """What the messages of all closed batches name."""
+        return [time_ms for *_, times in self.facts() for time_ms in times]
 
     def offsets(self) -> list[int]:
         """The queue offset that each message is told, when all are stored behind each other."""
@@ -334,27 +339,37 @@ UNUSUAL: list[Callable[[str, bytes], Message]] = [
 ]
 
 
-def any_message(source: random.Random) -> Message:
+TIMES: list[Callable[[random.Random], dict[str, int]]] = [
+    lambda source: {},
+    lambda source: {"deliver_at_ms": source.choice([10**12, 10**13 - 1, 2 * 10**12 + 7])},
+    lambda source: {"delay_ms": source.choice([1, 700, 40 * 86_400_000])},
+]
+
+
+def any_message(source: random.Random, times: Callable[[random.Random], dict[str, int]]) -> Message:
+    """``times``: what most messages name."""
     topic = "T" if source.random() < 0.95 else "U"
     body = source.randbytes(source.choice([0, 1, 10, 300]))
     if source.random() < 0.25:
         return source.choice(UNUSUAL)(topic, body)
-    return Message(topic, body, source.choice(["", "", "a", "b", "tag ü"]))
+    named: dict[str, Any] = times(source)
+    return Message(topic, body, source.choice(["", "", "a", "b", "tag ü"]), **named)
 
 
 async def test_messages_are_the_same_bytes_in_whichever_way_they_are_put(
     implementation: str,
 ) -> None:
-    run_count = 0
-    for seed in range(150):
+    run_counts = [0, 0, 0]
+    for seed in range(200):
         source = random.Random(seed)
+        times = TIMES[seed % 3]
         options = {
             "batch_count_max": source.choice([2, 7, 1024]),
             "batch_bytes_max": source.choice([2048, 4096, 262_144]),
         }
         ways = [Way(way, **options) for way in ("by_put", "by_run", "by_extend")]
         for _ in range(source.randint(1, 4)):
-            messages = [any_message(source) for _ in range(source.randint(1, 40))]
+            messages = [any_message(source, times) for _ in range(source.randint(1, 40))]
             for way in ways:
                 way.put_all(messages)
             if source.random() < 0.5:
@@ -368,9 +383,10 @@ async def test_messages_are_the_same_bytes_in_whichever_way_they_are_put(
         assert ways[1].facts() == one.facts(), seed
         # What is put together may fill a batch better.
         assert ways[2].records() == one.records(), seed
+        assert ways[2].times() == one.times(), seed
         assert ways[1].offsets() == ways[2].offsets() == one.offsets(), seed
-        run_count += ways[1].run_count
-    assert run_count > (500 if implementation == "native" else -1)
+        run_counts[seed % 3] += ways[1].run_count
+    assert min(run_counts) > (200 if implementation == "native" else -1)
 
 
 async def test_a_full_buffer_ends_what_needs_no_look(implementation: str) -> None:
