@@ -12,6 +12,7 @@ delivered in its last moment, as the log's end tells.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from cometmq.errors import LimitExceeded
 
 RECALLED_MAX = 100_000  # that are not due yet
 SKIPS_PER_CHANGE = 5_000
+SKIPS_FEW = 1_000  # are looked through in a ms
 TIME_MS_MAX = 2**63 - 1
 
 
@@ -67,6 +69,8 @@ class TimerTable:
         self.dropped: dict[str, int] = {}
         self._unwritten: dict[int, int] = {}
         self._written = TimerMark()
+        self._forgot_by = TimerMark()  # the mark by which covered skips were forgotten
+        self._forget_from = SKIPS_FEW  # so many skips are looked through again
 
     # --- what is done -----------------------------------------------------------------------------
 
@@ -127,7 +131,10 @@ class TimerTable:
         """Whether a message of the queue is still to be delivered."""
         if timer.offset < self.rolled or timer.offset in self.skips:
             return False
-        return timer.offset >= self.read or timer > self.watermark or timer in self.late
+        if timer.offset >= self.read or timer > self.watermark:
+            return True
+        at = bisect_left(self.late, timer.offset, key=lambda late: late.offset)
+        return at < len(self.late) and self.late[at] == timer
 
     def skip(self, timer: Timer) -> None:
         """It is not delivered in its turn: it was already, or is to be never."""
@@ -139,6 +146,8 @@ class TimerTable:
         """Raises LimitExceeded if with so many more too many recalled messages wait for their
         time.
         """
+        if len(self.skips) + count > RECALLED_MAX and self._forgot_by != self._written:
+            self._forget_covered(self._written)
         if len(self.skips) + count > RECALLED_MAX:
             raise LimitExceeded(
                 f"{RECALLED_MAX} recalled messages wait for their time; recall more as it comes"
@@ -172,19 +181,28 @@ class TimerTable:
         """The state log has what :meth:`unwritten` gave."""
         self._written = mark
         self._unwritten.clear()
-        self._forget_covered(mark)
+        self._forget_if_many(mark)
+
+    def _forget_if_many(self, mark: TimerMark) -> None:
+        """Not each time: all are looked at, tens of ms for the most there may be. One too many does
+        no harm.
+        """
+        if len(self.skips) >= self._forget_from:
+            self._forget_covered(mark)
 
     def _forget_covered(self, mark: TimerMark) -> None:
         covered = [o for o, due_ms in self.skips.items() if mark.covers(Timer(due_ms, o))]
         for offset in covered:
             del self.skips[offset]
+        self._forgot_by = mark
+        self._forget_from = max(SKIPS_FEW, 2 * len(self.skips))
 
     def restore(self, mark: TimerMark, skips: Iterable[Timer]) -> None:
         """Takes what the state log tells."""
         self._written = mark
         self.watermark, self.read, self.rolled = mark.watermark, mark.arrivals, mark.rolled
         self.skips |= {timer.offset: timer.due_ms for timer in skips}
-        self._forget_covered(mark)
+        self._forget_if_many(mark)
         self._forget_dropped()
 
     def drop_topic(self, topic: str, end: int) -> None:
@@ -196,6 +214,7 @@ class TimerTable:
         """The mark with all skips, in pieces that fit a change each; nothing while there never was
         a timer.
         """
+        self._forget_covered(self.mark)
         timers = [Timer(due_ms, offset) for offset, due_ms in self.skips.items()]
         if timers or self.mark != TimerMark():
             for first in range(0, max(1, len(timers)), SKIPS_PER_CHANGE):
@@ -206,6 +225,8 @@ class TimerTable:
         if self.read > end:
             self.read = end
             self.rolled = min(self.rolled, end)
+        # Others get these offsets.
+        self.skips = {offset: due_ms for offset, due_ms in self.skips.items() if offset < end}
 
 
 def skip_changes(timers: Sequence[Timer]) -> Iterator[Sequence[Timer]]:

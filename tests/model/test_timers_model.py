@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pytest
 from prometheus_client import CollectorRegistry
 
-from cometmq.errors import StoreDamaged
+from cometmq.errors import LimitExceeded, StoreDamaged
 from cometmq.format import queueunit, record, timers
 from cometmq.format.recall import Handle, RecallRun
 from cometmq.format.relay import relay
@@ -25,7 +25,7 @@ from cometmq.format.timers import TIMER_QUEUE, TIMER_TOPIC, TimerForm
 from cometmq.member.metrics import MemberMetrics
 from cometmq.member.relay import RelayWriter
 from cometmq.member.state.statelog import oldest_timer
-from cometmq.messaging.timers import Timer
+from cometmq.messaging.timers import RECALLED_MAX, Timer, TimerTable
 from cometmq.model import TopicConfig
 from cometmq.replication.watermarks import DurabilityClass
 from cometmq.store.timers import index
@@ -235,6 +235,38 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index, "MERGED_AT_ONCE", 2)
     monkeypatch.setattr(service, "ARRIVALS_MAX", 40)
     monkeypatch.setattr(service, "REST_S", 0.0)
+
+
+def test_what_is_done_out_of_order_is_forgotten_and_has_a_limit() -> None:
+    table, restored, most = TimerTable(), TimerTable(), RECALLED_MAX
+    table.arrived([], 3 * most)
+    for round_ in range(3):  # each time as many as may be, whose time then comes
+        timers = [Timer(1 + n, n) for n in range(round_ * most, (round_ + 1) * most)]
+        table.check_room(len(timers))
+        for timer in timers:
+            table.skip(timer)
+        with pytest.raises(LimitExceeded):
+            table.check_room(1)
+        assert not any(map(table.is_pending, timers[:10]))
+        mark, skips = table.unwritten()
+        table.written(mark)
+        restored.restore(mark, skips)
+        table.rolled_to((round_ + 1) * most)
+        table.written(table.mark)
+        restored.restore(table.mark, ())
+        assert len(restored.skips) <= most
+    [(mark, skips)] = table.as_written()
+    assert (mark, skips) == (table.mark, [])
+    late = [Timer(0, 3 * most + n) for n in range(0, 2_000, 2)]
+    table.done([Timer(1, 0)])
+    table.arrived(late, 3 * most + 2_000)
+    assert [table.is_pending(Timer(0, 3 * most + n)) for n in (0, 1, 2, 1_998)] == [
+        True,
+        False,
+        True,
+        True,
+    ]
+    assert not table.is_pending(Timer(-1, late[0].offset))
 
 
 @pytest.mark.parametrize("seed", range(16))
