@@ -19,12 +19,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from prometheus_client import CollectorRegistry
 
-from cometmq.errors import TransactionEnded
+from cometmq.errors import SlaveNotAvailable, TransactionEnded
 from cometmq.format import halves, queueunit, record
 from cometmq.format.halves import GIVEN_UP_TOPIC, HALF_TOPIC, HalfForm
 from cometmq.member.metrics import MemberMetrics
 from cometmq.member.read.search import Finder
 from cometmq.member.relay import RelayWriter
+from cometmq.member.state.keeper import StateKeeper
 from cometmq.messaging.transaction_checks import CheckBoard
 from cometmq.messaging.transactions import (
     CheckRules,
@@ -35,7 +36,7 @@ from cometmq.messaging.transactions import (
 )
 from cometmq.model import FlushMode, TopicConfig
 from services.broker.sending.produce import Claim, ProduceHandler, ProducePolicy
-from services.broker.transactions.checks import REFUSED_MAX, CheckStream, TransactionChecks
+from services.broker.transactions.checks import REFUSED_MAX, RETRY_S, CheckStream, TransactionChecks
 from services.broker.transactions.ends import End, HalfName, TransactionService
 from tests.support.cluster.broker import encoded
 from tests.support.cluster.members import Member, living_member
@@ -501,6 +502,29 @@ async def test_an_end_that_comes_again_waits_until_the_first_is_safe(tmp_path: P
         member.set_authority.allowed = True
         member.storage.settle()
         assert await again == await first
+
+
+async def test_halves_are_given_up_later_while_there_are_too_few_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The topic for them may have to be made, which may wait for copies: no reason to stop."""
+
+    async def too_few(_self: StateKeeper, _name: str, _queues: int) -> None:
+        raise SlaveNotAvailable("too few")
+
+    story = Story(random.Random(3))
+    async with life(tmp_path / "s", story.clock, clean=True) as (member, parts):
+        await story.send(parts)
+        offsets = sorted(one.half_offset for one in story.open.values())
+        parts.service.board.given_up = list(offsets)
+        with monkeypatch.context() as patch:
+            patch.setattr(StateKeeper, "create_system_topic", too_few)
+            await parts.checks._give_up()
+        assert len(member.state.halves) == len(offsets)
+        due_s = story.clock.monotonic_s() + RULES.immunity_s + 2 * RETRY_S
+        parts.service.board.given_up = member.state.halves.take_due(due_s, 1_000)
+        await parts.checks._give_up()
+        assert not len(member.state.halves)
 
 
 async def test_a_producer_that_answers_without_reading_is_not_read(tmp_path: Path) -> None:

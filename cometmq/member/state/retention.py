@@ -17,7 +17,7 @@ from datetime import datetime
 from typing import TypeVar
 
 from cometmq.clock import Clock
-from cometmq.errors import BrokerDraining, Shortage, StoreFailed
+from cometmq.errors import BrokerDraining, BusyError, Shortage, StoreFailed
 from cometmq.flight_recorder import named_threads
 from cometmq.format import queueunit
 from cometmq.format.halves import HALF_TOPIC, QUEUE_ID
@@ -204,7 +204,7 @@ class Retention:
         if verdict.remove and self.before_removal is not None:
             try:
                 await self.before_removal(verdict.remove[-1][0].end)
-            except (Shortage, BrokerDraining) as error:  # the log has to go all the same
+            except BusyError as error:  # the log has to go all the same
                 log.error("what is open there goes too", extra=fields(reason=str(error)))
         # The topics that keep their messages for a time of their own, and the oldest store time
         # that they show.

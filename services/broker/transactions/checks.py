@@ -11,12 +11,11 @@ from typing import NamedTuple
 
 from cometmq.clock import Clock
 from cometmq.errors import (
-    BrokerDraining,
+    BusyError,
     CometError,
     LimitExceeded,
     MessageNotFound,
     NoPermission,
-    Shortage,
     StoreDamaged,
 )
 from cometmq.format import halves, record
@@ -190,7 +189,7 @@ class TransactionChecks:
             return
         try:
             await self._service.give_up(offsets, "no producer has ended them")
-        except (Shortage, BrokerDraining) as error:
+        except BusyError as error:  # also of the topic for them, which waits for copies
             log.warning("half messages wait", extra=fields(reason=str(error)))
             again_s = self._clock.monotonic_s() + RETRY_S
             for offset in offsets:
