@@ -46,4 +46,4 @@ def test_the_package_has_each_of_its_names() -> None:
     for name in client.__all__:
         getattr(client, name)
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
-        _ = client.Nothing
+        _ = client.Nothing  # type: ignore[attr-defined]
