@@ -80,6 +80,7 @@ class _Leases(RuleBasedStateMachine):
         self.append(GroupPolicyPut(GROUP, GroupPolicy(mode=ConsumeMode.POP)))
         self.model = Queue()
         self.handles: list[str] = []
+        self.cut: set[str] = set()  # handles that a crash, or a deletion, took a message of
         self.keys = QueueKeys()
         self.resets = 0
 
@@ -189,11 +190,11 @@ class _Leases(RuleBasedStateMachine):
 
     def mine(self, text: str, handle: Handle, first: int, count: int) -> list[int] | None:
         """What the model says that the handle's member still has; None: it is refused."""
-        if self.state.pops.find(GROUP, KEY) is None:
-            return None
-        if handle.end > len(self.model.copies) or handle.end > self.model.seen:
+        if self.state.pops.find(GROUP, KEY) is None or text in self.cut:
             return None
         named = range(first, first + count) if count else range(handle.first, handle.end)
+        if named.stop > self.model.seen:
+            return None
         mine = [offset for offset in named if self.model.copies[offset].holder == text]
         mine = [offset for offset in mine if not self.model.copies[offset].is_done]
         others = [
@@ -276,8 +277,7 @@ class _Leases(RuleBasedStateMachine):
             if lease is None:
                 self.model.copies[offset] = changed(copy, holder="", until_ms=0, tries=0)
             elif copy.holder:
-                holder = handles.decode(SECRETS, GROUP, copy.holder)
-                if holder.number != lease.number:
+                if copy.holder == "waits" or _number(copy.holder) != lease.number:
                     copy.holder = next(
                         (t for t in self.handles if _number(t) == lease.number), "waits"
                     )
@@ -303,6 +303,7 @@ class _Leases(RuleBasedStateMachine):
         generation = self.state.generations.allocate()
         self.append(GenerationsRaised(generation, {"T": (start,)}))
         del self.model.copies[start:], self.model.keys[start:]
+        self.cut |= {t for t in self.handles if handles.decode(SECRETS, GROUP, t).end > start}
         self.keys = QueueKeys()
         self.model.seen = min(self.model.seen, start)
 
@@ -327,6 +328,7 @@ class _Leases(RuleBasedStateMachine):
         self.append(self.state.plan_topic(TopicConfig("T", 1, 1)))
         self.model = Queue()
         self.keys = QueueKeys()
+        self.cut.update(self.handles)
 
     def committed(self) -> int:
         position = self.state.offsets.get(GROUP, KEY)
