@@ -133,6 +133,14 @@ class TopicConfig:
     def writable(self) -> bool:
         return bool(self.permission & PERMISSION_WRITE)
 
+    def delivery_queue_id(self, queue_id: int) -> int | None:
+        """The queue for a message that was stored for ``queue_id`` and is delivered later: the
+        topic may have fewer queues by now. None: it has none. RocketMQ's topics may have none for
+        writers.
+        """
+        count = self.write_queue_count or self.read_queue_count
+        return queue_id % count if count else None
+
     def plain(self) -> TopicConfig:
         """Without what the state has changes of its own for: reserve time, type, order."""
         return TopicConfig(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,6 +18,17 @@ EXIT_INTERRUPTED = 130  # what shells say of a program that Ctrl-C ended
 DEFAULT_DIRECTORY = ".cometmq"
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def parse_places(texts: Iterable[str]) -> list[tuple[str, int]]:
+    """Broker group and offset of each; texts like ``g1/17``. Raises click.UsageError."""
+    found: list[tuple[str, int]] = []
+    for text in texts:
+        owner, _, offset = text.rpartition("/")
+        if not owner or not offset.isdecimal():
+            raise click.UsageError(f"{text!r} is not BROKER_GROUP/OFFSET")
+        found.append((owner, int(offset)))
+    return found
 
 
 def or_before(ctx: click.Context, option: click.Parameter, value: Any) -> Any:

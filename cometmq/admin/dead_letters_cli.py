@@ -6,7 +6,13 @@ import click
 
 from cometmq.admin import dead_letters
 from cometmq.admin.cluster_command import cluster_command
-from cometmq.admin.commandline import Group, again_option, broker_groups_option, rate_option
+from cometmq.admin.commandline import (
+    Group,
+    again_option,
+    broker_groups_option,
+    parse_places,
+    rate_option,
+)
 from cometmq.admin.connection import Connection
 from cometmq.admin.views import DeadLetterView, MessageView, PurgedView, ResentView
 from cometmq.errors import MessageNotFound
@@ -46,7 +52,7 @@ async def dlq_show(connection: Connection, group: str, place: str) -> MessageVie
 
     mqadmin has no such verb.
     """
-    for owner, offset in _places([place]):
+    for owner, offset in parse_places([place]):
         found = dead_letters.read_dead_letters(connection, group, broker_group=owner)
         async for view, message in found:
             if view.offset == offset:
@@ -89,7 +95,7 @@ async def dlq_resend(
     """
     if (bool(places) + everything + bool(sql)) != 1:
         raise click.UsageError("name dead letters, or choose them with --sql, or take --all")
-    named = set(_places(places))
+    named = set(parse_places(places))
     wanted = [
         view
         async for view, _ in dead_letters.read_dead_letters(connection, group, sql=sql)
@@ -117,13 +123,3 @@ async def dlq_purge(
     if not yes:
         click.confirm(f"Delete all dead letters of group {group}?", abort=True, err=True)
     return await dead_letters.purge(connection, group, broker_groups=broker_groups)
-
-
-def _places(texts: tuple[str, ...] | list[str]) -> list[tuple[str, int]]:
-    found: list[tuple[str, int]] = []
-    for text in texts:
-        owner, _, offset = text.rpartition("/")
-        if not owner or not offset.isdecimal():
-            raise click.UsageError(f"{text!r} is not BROKER_GROUP/OFFSET")
-        found.append((owner, int(offset)))
-    return found

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from cometmq.admin.connection import CHANGE_DEADLINE_S, Connection, call
 from cometmq.admin.convert import message_view
-from cometmq.admin.dead_letters import PREVIEW_CHARACTERS, errors_of
+from cometmq.admin.dead_letters import PREVIEW_CHARACTERS, count_sent, errors_of
 from cometmq.admin.topic_reader import open_reader
 from cometmq.admin.views import HalfView, HalvesChangedView, MessageView
-from cometmq.errors import AlreadyResent, CometError, TopicNotFound, TransactionNotFound
+from cometmq.errors import TopicNotFound, TransactionNotFound
 from cometmq.format.halves import GIVEN_UP_TOPIC, PGROUP, REAL_QID, REAL_TOPIC
 from cometmq.v1 import broker_pb2, namesrv_pb2
 
 AT_ONCE = 256  # halves of one call
 
 Place = tuple[str, int]  # broker group, offset
+Results = Iterable[broker_pb2.ResendResult]
 
 
 async def open_halves(
@@ -106,13 +107,11 @@ async def find(connection: Connection, place: Place, *, is_given_up: bool) -> Me
 async def resume(connection: Connection, places: Sequence[Place]) -> HalvesChangedView:
     """Have given-up halves checked again. Raises the first refusal that is not AlreadyResent."""
 
-    async def ask(member: namesrv_pb2.Member, offsets: list[int]) -> list[CometError | None]:
+    async def ask(member: namesrv_pb2.Member, offsets: list[int]) -> Results:
         request = broker_pb2.ResumeChecksRequest(offsets=offsets)
         method = connection.admin(member).ResumeChecks
         address = member.internal_address
-        return errors_of(
-            (await call(address, method, request, deadline_s=CHANGE_DEADLINE_S)).results
-        )
+        return (await call(address, method, request, deadline_s=CHANGE_DEADLINE_S)).results
 
     return await _each(connection, places, ask)
 
@@ -120,13 +119,11 @@ async def resume(connection: Connection, places: Sequence[Place]) -> HalvesChang
 async def drop(connection: Connection, places: Sequence[Place]) -> HalvesChangedView:
     """Roll open halves back. Raises the first refusal."""
 
-    async def ask(member: namesrv_pb2.Member, offsets: list[int]) -> list[CometError | None]:
+    async def ask(member: namesrv_pb2.Member, offsets: list[int]) -> Results:
         request = broker_pb2.DropHalvesRequest(half_offsets=offsets)
         method = connection.admin(member).DropHalves
         address = member.internal_address
-        return errors_of(
-            (await call(address, method, request, deadline_s=CHANGE_DEADLINE_S)).results
-        )
+        return (await call(address, method, request, deadline_s=CHANGE_DEADLINE_S)).results
 
     return await _each(connection, places, ask)
 
@@ -134,19 +131,15 @@ async def drop(connection: Connection, places: Sequence[Place]) -> HalvesChanged
 async def _each(
     connection: Connection,
     places: Sequence[Place],
-    ask: Callable[[namesrv_pb2.Member, list[int]], Coroutine[Any, Any, list[CometError | None]]],
+    ask: Callable[[namesrv_pb2.Member, list[int]], Awaitable[Results]],
 ) -> HalvesChangedView:
     offsets_of: dict[str, list[int]] = {}
     for broker_group, offset in sorted(set(places)):
         offsets_of.setdefault(broker_group, []).append(offset)
     writers = await connection.writers(tuple(sorted(offsets_of)))
-    done = before = 0
+    done = 0
     for broker_group, offsets in sorted(offsets_of.items()):
         for first in range(0, len(offsets), AT_ONCE):
-            errors = await ask(writers[broker_group], offsets[first : first + AT_ONCE])
-            for error in errors:
-                if error is not None and not isinstance(error, AlreadyResent):
-                    raise error
-            done += errors.count(None)
-            before += len(errors) - errors.count(None)
-    return HalvesChangedView(done, before)
+            results = await ask(writers[broker_group], offsets[first : first + AT_ONCE])
+            done += count_sent(errors_of(results))
+    return HalvesChangedView(done, sum(map(len, offsets_of.values())) - done)

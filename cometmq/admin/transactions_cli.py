@@ -9,9 +9,8 @@ import click
 
 from cometmq.admin import transactions
 from cometmq.admin.cluster_command import cluster_command
-from cometmq.admin.commandline import Group
+from cometmq.admin.commandline import Group, parse_places
 from cometmq.admin.connection import Connection
-from cometmq.admin.transactions import Place
 from cometmq.admin.views import HalfView, HalvesChangedView, MessageView
 
 _given_up_option = click.option(
@@ -56,7 +55,7 @@ async def transaction_show(connection: Connection, place: str, given_up: bool) -
 
     mqadmin has no such verb.
     """
-    [named] = _places((place,))
+    [named] = parse_places((place,))
     return await transactions.find(connection, named, is_given_up=given_up)
 
 
@@ -74,7 +73,7 @@ async def transaction_resume(
     """
     if bool(places) == everything:
         raise click.UsageError("name half messages, or take --all")
-    named = _places(places)
+    named = parse_places(places)
     if everything:
         listed = transactions.given_up(connection, group)
         named = [(view.broker_group, view.offset) async for view, _ in listed]
@@ -91,17 +90,7 @@ async def transaction_drop(
 
     mqadmin has no such verb.
     """
-    named = _places(places)
+    named = parse_places(places)
     if not yes:
         click.confirm(f"Roll back {len(named)} half messages?", abort=True, err=True)
     return await transactions.drop(connection, named)
-
-
-def _places(texts: tuple[str, ...]) -> list[Place]:
-    found: list[Place] = []
-    for text in texts:
-        owner, _, offset = text.rpartition("/")
-        if not owner or not offset.isdecimal():
-            raise click.UsageError(f"{text!r} is not BROKER_GROUP/OFFSET")
-        found.append((owner, int(offset)))
-    return found

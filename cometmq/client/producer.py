@@ -101,7 +101,13 @@ class Producer:
         )
         self._recaller = Recaller(self._options, self._connections, self._routes, self._clock)
         self._replier = Replier(self._connections.namesrv, self._options.client_id)
-        self._tracing, self._tracer = self._own_tracing()
+        self._tracing = TraceDispatcher(
+            self._connections.namesrv, self._options.client_id, self._options
+        )
+        self._tracer: SendTracer | None = None
+        if self._options.trace_enable:
+            timeout_s = self._options.delivery_timeout_ms / 1000
+            self._tracer = SendTracer(self._tracing, self._options, timeout_s)
         self._senders: dict[str, BrokerSender] = {}
         self._partitioners: dict[str, StickyPartitioner] = {}
         # The same, while messages to them go by the rule: the producer is open, nothing selects,
@@ -113,21 +119,13 @@ class Producer:
         self._open = False
         self._is_cancelled = False  # the block was: nothing is waited for
 
-    def _own_tracing(self) -> tuple[TraceDispatcher | None, SendTracer | None]:
-        options = self._options
-        if not options.trace_enable:
-            return None, None
-        tracing = TraceDispatcher(self._connections.namesrv, options.client_id, options)
-        return tracing, SendTracer(tracing, options, options.delivery_timeout_ms / 1000)
-
     async def __aenter__(self) -> Self:
         self._connections.begin()
         self._loop = asyncio.get_running_loop()
         self._buffer = Buffer(self._options.buffer_bytes_max, self._options.buffer_count_max)
         self._runs = self._buffer.runs
         self._routes.start(self._tasks)
-        if self._tracing is not None:
-            self._tracing.start(self._tasks)
+        self._tracing.start(self._tasks)
         self._tasks.start(self._tick(), "tick")
         self._open = self._replier.is_open = True
         return self
@@ -154,8 +152,7 @@ class Producer:
             )
         self._buffer.room.set()
         try:
-            if self._tracing is not None:
-                await self._tracing.close(flush=not self._is_cancelled)
+            await self._tracing.close(flush=not self._is_cancelled)
         finally:
             try:
                 await self._tasks.stop()
@@ -165,7 +162,7 @@ class Producer:
     @property
     def traces_lost(self) -> int:
         """Trace records that were dropped or not stored; the log has them, too."""
-        return self._tracing.lost_count if self._tracing is not None else 0
+        return self._tracing.lost_count
 
     # --- sending ----------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from cometmq.client.reading.queue_calls import QueueCalls, good
 from cometmq.client.received import ReceivedMessage
 from cometmq.client.requests.replier import Replier
 from cometmq.client.tracing.consume_tracer import ConsumeTracer
-from cometmq.client.tracing.dispatcher import tracing_of
+from cometmq.client.tracing.dispatcher import TraceDispatcher
 from cometmq.errors import DelayLevelInvalid, InvalidRequest
 from cometmq.model import DELAY_LEVEL_MAX, Filter, Position, QueueRef, check_delay
 from cometmq.rpc.retry import Backoff
@@ -62,9 +62,11 @@ class PullConsumer(QueueCalls):
         )
         self._calls.client_id = self._options.client_id
         self._tasks = Tasks(f"pull consumer {group}")
-        self._tracing = tracing_of(self._connections.namesrv, self._options)
+        self._tracing = TraceDispatcher(
+            self._connections.namesrv, self._options.client_id, self._options
+        )
         self._tracer = (
-            None if self._tracing is None else ConsumeTracer(self._tracing, self._options)
+            ConsumeTracer(self._tracing, self._options) if self._options.trace_enable else None
         )
         self._replier = Replier(self._connections.namesrv, self._options.client_id)
         self._long_poller = LongPoller(
@@ -90,8 +92,7 @@ class PullConsumer(QueueCalls):
         self._connections.begin()
         self._routes.start(self._tasks)
         self._queues.start(self._tasks)
-        if self._tracing is not None:
-            self._tracing.start(self._tasks)
+        self._tracing.start(self._tasks)
         self._open = self._replier.is_open = True
         return self
 
@@ -109,8 +110,7 @@ class PullConsumer(QueueCalls):
         finally:
             self._open = False
             try:
-                if self._tracing is not None:
-                    await self._tracing.close(flush=not isinstance(error, asyncio.CancelledError))
+                await self._tracing.close(flush=not isinstance(error, asyncio.CancelledError))
                 await self._tasks.stop()
             finally:
                 await self._connections.close()
@@ -183,7 +183,7 @@ class PullConsumer(QueueCalls):
     @property
     def traces_lost(self) -> int:
         """Trace records that were dropped or not stored; the log has them, too."""
-        return self._tracing.lost_count if self._tracing is not None else 0
+        return self._tracing.lost_count
 
     # --- poll -------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from cometmq.client.reading.positions import OffsetStore, check_store
 from cometmq.client.received import ReceivedMessage
 from cometmq.client.requests.replier import Replier
 from cometmq.client.tracing.consume_tracer import ConsumeTracer
-from cometmq.client.tracing.dispatcher import tracing_of
+from cometmq.client.tracing.dispatcher import TraceDispatcher
 from cometmq.errors import ClientClosed, ConfigInvalid
 from cometmq.model import RETRY_PREFIX, Filter, QueueRef
 from cometmq.rpc.retry import Backoff, BackoffPolicy
@@ -73,7 +73,9 @@ class PushConsumer:
         namespace = Namespace(self._options.namespace)
         self._connections = Connections(namesrv)
         self._tasks = Tasks(f"push consumer {group}")
-        self._tracing = tracing_of(self._connections.namesrv, self._options)
+        self._tracing = TraceDispatcher(
+            self._connections.namesrv, self._options.client_id, self._options
+        )
         self._replier = Replier(self._connections.namesrv, self._options.client_id)
         self._routes = RouteWatcher(
             self._connections,
@@ -158,7 +160,7 @@ class PushConsumer:
 
     def _hooks(self) -> tuple[ConsumeHook, ...]:
         hooks = self._options.consume_hooks
-        if self._tracing is None:
+        if not self._options.trace_enable:
             return hooks
         return *hooks, ConsumeTracer(self._tracing, self._options)
 
@@ -186,8 +188,7 @@ class PushConsumer:
         self._routes.start(self._tasks)
         self._long_poller.start(self._tasks)
         self._workers.start(self._tasks)
-        if self._tracing is not None:
-            self._tracing.start(self._tasks)
+        self._tracing.start(self._tasks)
         if self._retries is not None:
             self._send_failed_back()
             self._share.subscribe_early(self._retries, Filter())
@@ -212,8 +213,7 @@ class PushConsumer:
         finally:
             self._workers.close()
             try:
-                if self._tracing is not None:
-                    await self._tracing.close(flush=not isinstance(error, asyncio.CancelledError))
+                await self._tracing.close(flush=not isinstance(error, asyncio.CancelledError))
                 await self._tasks.stop()
             finally:
                 await self._connections.close()
@@ -295,7 +295,7 @@ class PushConsumer:
     @property
     def traces_lost(self) -> int:
         """Trace records that were dropped or not stored; the log has them, too."""
-        return self._tracing.lost_count if self._tracing is not None else 0
+        return self._tracing.lost_count
 
     @property
     def pullhold(self) -> str | None:

@@ -28,7 +28,7 @@ from cometmq.client.reading.offsets import BrokerCalls
 from cometmq.client.received import ReceivedMessage
 from cometmq.client.requests.replier import Replier
 from cometmq.client.tracing.consume_tracer import ConsumeTracer
-from cometmq.client.tracing.dispatcher import tracing_of
+from cometmq.client.tracing.dispatcher import TraceDispatcher
 from cometmq.errors import (
     ClientClosed,
     CometError,
@@ -68,9 +68,11 @@ class SimpleConsumer:
         self._options = options_of(SimpleConsumerOptions, options)
         self._tasks = Tasks(f"simple consumer {group}")
         self._connections = Connections(namesrv)
-        self._tracing = tracing_of(self._connections.namesrv, self._options)
+        self._tracing = TraceDispatcher(
+            self._connections.namesrv, self._options.client_id, self._options
+        )
         self._tracer = (
-            None if self._tracing is None else ConsumeTracer(self._tracing, self._options)
+            ConsumeTracer(self._tracing, self._options) if self._options.trace_enable else None
         )
         self._replier = Replier(self._connections.namesrv, self._options.client_id)
         namespace = Namespace(self._options.namespace)
@@ -106,8 +108,7 @@ class SimpleConsumer:
         self._connections.begin()
         self._routes.start(self._tasks)
         self._long_poller.start(self._tasks)
-        if self._tracing is not None:
-            self._tracing.start(self._tasks)
+        self._tracing.start(self._tasks)
         self._open = self._replier.is_open = True
         return self
 
@@ -118,8 +119,7 @@ class SimpleConsumer:
         self._closing.set()
         try:
             await self._replier.close()
-            if self._tracing is not None:
-                await self._tracing.close(flush=not isinstance(error, asyncio.CancelledError))
+            await self._tracing.close(flush=not isinstance(error, asyncio.CancelledError))
             await self._tasks.stop()
         finally:
             await self._connections.close()
@@ -152,7 +152,7 @@ class SimpleConsumer:
     @property
     def traces_lost(self) -> int:
         """Trace records that were dropped or not stored; the log has them, too."""
-        return self._tracing.lost_count if self._tracing is not None else 0
+        return self._tracing.lost_count
 
     # --- receive ----------------------------------------------------------------------------------
 

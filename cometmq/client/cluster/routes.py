@@ -120,6 +120,13 @@ class RouteWatcher:
         members = self.members(broker_group)
         return next((m for m in members if m.role == common_pb2.MEMBER_ROLE_WRITER), None)
 
+    def require_writer(self, broker_group: str) -> namesrv_pb2.Member:
+        """As :meth:`writing`. PeerUnavailable when none is known."""
+        member = self.writing(broker_group)
+        if member is None:
+            raise PeerUnavailable(f"Broker group {broker_group!r} has no live writer.")
+        return member
+
     def writer(self, broker_group: str) -> str | None:
         """Its address."""
         member = self.writing(broker_group)

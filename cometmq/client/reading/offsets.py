@@ -16,7 +16,7 @@ from cometmq.client.cluster.routing import readable_queues
 from cometmq.client.namespaces import Namespace
 from cometmq.client.reading.sources import Sources
 from cometmq.client.received import ReceivedMessage
-from cometmq.errors import CometError, OffsetReset, PeerUnavailable, Retry
+from cometmq.errors import CometError, OffsetReset, Retry
 from cometmq.model import Position, QueueRef
 from cometmq.rpc.interceptors import from_proto
 from cometmq.rpc.streams import ask
@@ -128,10 +128,7 @@ class BrokerCalls:
 
     def broker(self, broker_group: str) -> broker_pb2_grpc.BrokerServiceAsyncStub:
         """The stub of the group's writer. PeerUnavailable when none is known."""
-        address = self._routes.writer(broker_group)
-        if address is None:
-            raise PeerUnavailable(f"Broker group {broker_group!r} has no live writer.")
-        return self._connections.broker(address)
+        return self._connections.broker(self._routes.require_writer(broker_group).address)
 
     async def committed(
         self, queues: Collection[QueueRef]

@@ -231,9 +231,7 @@ class _ReplyStream:
 
     async def _one_stream(self, backoff: Backoff) -> None:
         group = self._broker_group
-        writer = self._requests.routes.writing(group)
-        if writer is None:
-            raise PeerUnavailable(f"Broker group {group!r} has no live writer.")
+        writer = self._requests.routes.require_writer(group)
         call = self._requests.call(writer.address)
         try:
             first = broker_pb2.RepliesRequest(client_id=self._requests.client_id)

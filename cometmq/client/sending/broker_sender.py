@@ -152,9 +152,7 @@ class BrokerSender:
                 self._reconnect.reset()  # somebody else may write, or write again: ask at once
 
     async def _one_stream(self) -> None:
-        writer = self._routes.writing(self.broker_group)
-        if writer is None:
-            raise PeerUnavailable(f"Broker group {self.broker_group!r} has no live writer.")
+        writer = self._routes.require_writer(self.broker_group)
         address = writer.address
         call = self._connections.broker(address).SendStream()
         try:

@@ -54,10 +54,8 @@ class Recaller:
             await self._routes.wait_change(backoff.next_s())
 
     async def _call(self, broker_group: str, handle: str) -> bool:
-        address = self._routes.writer(broker_group)
-        if address is None:
-            raise PeerUnavailable(f"Broker group {broker_group!r} has no live writer.")
-        stub = self._connections.broker(address)
+        writer = self._routes.require_writer(broker_group)
+        stub = self._connections.broker(writer.address)
         request = broker_pb2.RecallRequest(handles=[handle])
         timeout_s = self._options.request_timeout_ms / 1000
         response = await ask(stub.Recall, request, timeout_s)

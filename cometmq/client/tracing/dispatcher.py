@@ -11,9 +11,7 @@ from typing import NamedTuple
 
 from cometmq.client.messages import SendReceipt
 from cometmq.client.options import (
-    GroupOptions,
     ProducerOptions,
-    SimpleConsumerOptions,
     TraceOptions,
 )
 from cometmq.client.requests.late_producer import LateProducer
@@ -43,12 +41,15 @@ class _Entry(NamedTuple):
 
 
 class TraceDispatcher:
-    """Sends records to the trace topic. Belongs to the event loop."""
+    """Sends records to the trace topic; without ``trace_enable`` there are none. Belongs to the
+    event loop.
+    """
 
     def __init__(
         self, namesrv: str, client_id: str, options: TraceOptions, clock: Clock = _CLOCK
     ) -> None:
         self.topic = options.trace_topic
+        self._is_enabled = options.trace_enable
         self._waiting_max = options.trace_buffer_max
         self._clock = clock
         own = ProducerOptions(
@@ -68,7 +69,8 @@ class TraceDispatcher:
         self._tell_s = 0.0
 
     def start(self, tasks: Tasks) -> None:
-        self._task = tasks.start(self._run(), "send trace records")
+        if self._is_enabled:
+            self._task = tasks.start(self._run(), "send trace records")
 
     def put(self, record: TraceRecord, message_id: str, keys: str) -> None:
         """Takes a record; one too many is dropped, and counted."""
@@ -89,19 +91,19 @@ class TraceDispatcher:
 
     async def close(self, *, flush: bool = True) -> None:
         """Sends what waits, for at most CLOSE_S_MAX; the rest is lost, and counted."""
+        if self._task is None:
+            return
         self._is_closing = True
         self._wake.set()
         try:
             async with asyncio.timeout(CLOSE_S_MAX if flush else 0):
-                if self._task is not None:
-                    await asyncio.wait([self._task])
+                await asyncio.wait([self._task])
                 while self._sending:
                     await asyncio.wait(list(self._sending))
         except TimeoutError:
             pass
         finally:
-            if self._task is not None:
-                await stop_all([self._task])
+            await stop_all([self._task])
             self._lose(len(self._waiting) + sum(self._sending.values()), "the client was closed")
             self._waiting.clear()
             self._sending.clear()
@@ -174,10 +176,3 @@ class TraceDispatcher:
 
 def _bytes(word: str) -> int:
     return len(word) if word.isascii() else len(word.encode("utf-8", "replace"))
-
-
-def tracing_of(
-    namesrv: str, options: GroupOptions | SimpleConsumerOptions
-) -> TraceDispatcher | None:
-    """Of a consumer; None: nothing is traced."""
-    return TraceDispatcher(namesrv, options.client_id, options) if options.trace_enable else None

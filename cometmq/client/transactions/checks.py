@@ -128,9 +128,7 @@ class TransactionChecks:
             await self._routes.wait_change(backoff.next_s())
 
     async def _stream(self, broker_group: str, backoff: Backoff) -> None:
-        writer = self._routes.writing(broker_group)
-        if writer is None:
-            raise PeerUnavailable(f"Broker group {broker_group!r} has no live writer.")
+        writer = self._routes.require_writer(broker_group)
         call = self._connections.broker(writer.address).CheckTransactions()
         answers = _Answers()
         checking: set[asyncio.Task[None]] = set()

@@ -158,13 +158,11 @@ class TransactionEnds:
         return [wanted for wanted in some if not wanted.decided.done()]
 
     async def _call(self, broker_group: str, some: Sequence[_Wanted]) -> Results:
-        address = self._routes.writer(broker_group)
-        if address is None:
-            raise PeerUnavailable(f"Broker group {broker_group!r} has no live writer.")
+        writer = self._routes.require_writer(broker_group)
         request = broker_pb2.EndTransactionsRequest(
             producer_group=self._wire_group, ends=[one for wanted in some for one in wanted.ends]
         )
-        stub = self._connections.broker(address)
+        stub = self._connections.broker(writer.address)
         response = await ask(stub.EndTransactions, request, self._timeout_s)
         if len(response.results) != len(request.ends):
             raise PeerUnavailable("The broker's answer does not fit the ends.")

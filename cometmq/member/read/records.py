@@ -62,6 +62,14 @@ def slices(spans: Sequence[Span | None], count_max: int, bytes_max: int) -> Iter
         yield slice(first, len(spans))
 
 
+async def read_units(store: BaseStore, queue: QueueKey, offset: int, count: int) -> bytes:
+    """Units of a queue, at most so many: from memory at once, else in a thread."""
+    try:
+        return store.read_units(*queue, offset, count, nowait=True)
+    except BlockingIOError:
+        return await asyncio.to_thread(store.read_units, *queue, offset, count)
+
+
 async def read_each(
     store: BaseStore, spans: Sequence[Span]
 ) -> list[Record | StoreDamaged | MessageNotFound]:

@@ -15,7 +15,7 @@ from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.format.record import Record
 from cometmq.format.relay import Relayed, relay
 from cometmq.member.metrics import MemberMetrics
-from cometmq.member.read.records import read_each
+from cometmq.member.read.records import read_each, read_units
 from cometmq.member.relay import RelayWriter
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
@@ -86,7 +86,8 @@ class ScheduleService:
                 level.delivered(low - level.offset)
             if level.offset >= end:
                 continue
-            units = await self._units(queue, level.offset, min(TURN_COUNT_MAX, end - level.offset))
+            count = min(TURN_COUNT_MAX, end - level.offset)
+            units = await read_units(self._storage.store, queue, level.offset, count)
             count, wait_s = level.due_count(units, end, now)
             units = room.take(units[: count * queueunit.UNIT_BYTES])
             waits.append(wait_s if len(units) == count * queueunit.UNIT_BYTES else 0.0)
@@ -95,13 +96,6 @@ class ScheduleService:
         if due:
             self._deliver(due, await self._records(b"".join(units for _, units in due)), now)
         return min(waits, default=None)
-
-    async def _units(self, queue: tuple[str, int], offset: int, count: int) -> bytes:
-        store = self._storage.store
-        try:
-            return store.read_units(*queue, offset, count, nowait=True)
-        except BlockingIOError:
-            return await asyncio.to_thread(store.read_units, *queue, offset, count)
 
     async def _records(self, units: bytes) -> list[Record]:
         """What the units name, but for messages that are damaged or gone."""
@@ -139,13 +133,12 @@ class ScheduleService:
         if target is not None:
             topic, queue_id = target
             config = topics.find(topic)
-            if config is not None and topic not in self._keeper.closing:
-                # RocketMQ's topics may have none for writers, or none at all.
-                if count := config.write_queue_count or config.read_queue_count:
-                    return topic, queue_id % count
-                reason = f"topic {topic} has no queue"
-            else:
+            if config is None or topic in self._keeper.closing:
                 reason = f"topic {topic} is gone"
+            elif (delivery_queue_id := config.delivery_queue_id(queue_id)) is not None:
+                return topic, delivery_queue_id
+            else:
+                reason = f"topic {topic} has no queue"
         log.warning(
             "a delayed message is dropped", extra=fields(at=found.log_offset, reason=reason)
         )

@@ -25,7 +25,7 @@ from cometmq.format.relay import Relayed, relay
 from cometmq.format.relay_run import RelayRun, timer_targets
 from cometmq.format.timers import TIMER_QUEUE
 from cometmq.member.metrics import MemberMetrics
-from cometmq.member.read.records import read_each, read_joined
+from cometmq.member.read.records import read_each, read_joined, read_units
 from cometmq.member.relay import RelayWriter
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
@@ -325,11 +325,7 @@ class TimerService:
             self._metrics.timers_out.labels("lost").inc(lost)
 
     async def _units(self, offset: int, count: int) -> bytes:
-        store = self._storage.store
-        try:
-            return store.read_units(*TIMER_QUEUE, offset, count, nowait=True)
-        except BlockingIOError:
-            return await asyncio.to_thread(store.read_units, *TIMER_QUEUE, offset, count)
+        return await read_units(self._storage.store, TIMER_QUEUE, offset, count)
 
     async def _entries(self, units: bytes, first: int) -> bytes:
         """Sorted. Units that Apache RocketMQ wrote do not say when their messages are due."""
@@ -397,8 +393,8 @@ class TimerService:
         config = self._keeper.state.topics.find(topic)
         if config is None or topic in self._keeper.closing or topic in self.table.dropped:
             return None
-        count = config.write_queue_count or config.read_queue_count
-        return (topic, queue_id % count) if count else None
+        delivery_queue_id = config.delivery_queue_id(queue_id)
+        return None if delivery_queue_id is None else (topic, delivery_queue_id)
 
     async def _deliver_each(
         self, due: Sequence[Timer], spans: Mapping[Timer, Span], now_ms: int
@@ -500,8 +496,8 @@ class TimerService:
                 reason = f"topic {topic} is gone"
             elif self.table.is_dropped(topic, offset):
                 reason = f"topic {topic} was deleted since, and created again"
-            elif count := config.write_queue_count or config.read_queue_count:
-                return topic, queue_id % count
+            elif (delivery_queue_id := config.delivery_queue_id(queue_id)) is not None:
+                return topic, delivery_queue_id
             else:
                 reason = f"topic {topic} has no queue"
         log.warning("a timer is dropped", extra=fields(at=found.log_offset, reason=reason))

@@ -231,10 +231,10 @@ class TransactionService:
         """
         config = self._keeper.state.topics.get(its.topic)
         self._keeper.check_open(its.topic)
-        count = config.write_queue_count or config.read_queue_count
-        if not count:
+        queue_id = config.delivery_queue_id(its.queue_id)
+        if queue_id is None:
             raise NoPermission(f"topic {its.topic} has no queue")
-        return its.queue_id % count
+        return queue_id
 
     def _append(self, made: Sequence[_Made]) -> tuple[list[EndedHalf], int]:
         """In one turn of the loop, so that no half ends twice; the end of the log."""
