@@ -1,5 +1,5 @@
-"""What became of a message, on one line of time: from trace records of clients, and, without any,
-from what brokers have stored of it and how far groups have committed.
+"""The timeline of a message: from trace records of clients, and from the records and committed
+offsets of brokers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cometmq.format import delayed, timers, trace
 from cometmq.format.properties import RETRY_TOPIC
 from cometmq.format.trace import EndTransaction, Pub, Recall, SubAfter, SubBefore, TraceRecord
 from cometmq.model import DLQ_PREFIX, RETRY_PREFIX
-from cometmq.v1 import broker_pb2, common_pb2
+from cometmq.v1 import broker_pb2, common_pb2, namesrv_pb2
 
 FOUND_MAX = 64  # messages of one query
 GROUPS_MAX = 1_000  # of a broker group, that are asked how far they are
@@ -34,7 +34,7 @@ RETRIED, DEAD_LETTER, RECALLED = "sent back", "dead letter", "recalled"
 RESENT = "sent again"  # a dead letter, to its group
 ENDED, CHECKED = "transaction ended", "transaction checked"
 PASSED, NOT_PASSED = "group is past it", "group is before it"
-# Where they are known from.
+# Sources of events.
 STORE, TRACE, OFFSETS = "store", "trace", "offsets"
 
 # Properties of messages that waited for their time, or for the end of their transaction.
@@ -219,7 +219,7 @@ def _others(records: Sequence[tuple[TraceRecord, MessageView]]) -> Iterator[Trac
 
 
 async def _tries(connection: Connection, group: str, unique_id: str) -> list[TraceEventView]:
-    """What the group sent back, what it gave up, and what of that was sent to it again."""
+    """Messages that the group sent back, its dead letters, and those sent to it again."""
     events = []
     for prefix in (RETRY_PREFIX, DLQ_PREFIX):
         for message in await _stored(connection, prefix + group, unique_id):
@@ -245,18 +245,20 @@ async def _tries(connection: Connection, group: str, unique_id: str) -> list[Tra
 async def _progress(
     connection: Connection, stored: Sequence[MessageView]
 ) -> AsyncIterator[TraceEventView]:
-    """Which groups have passed the message, by their committed offsets. When is not known."""
+    """The groups that have, or have not, passed the message, by their committed offsets; the time
+    is not known.
+    """
+    known: dict[str, tuple[namesrv_pb2.Member, Sequence[str]]] = {}  # writer, its groups
     for message in stored:
         broker_group = message.message_id.rpartition("/")[0]
-        writers = await connection.writers((broker_group,))
-        member = writers[broker_group]
+        if broker_group not in known:
+            member = (await connection.writers((broker_group,)))[broker_group]
+            method = connection.admin(member).ListGroups
+            listed = await call(member.internal_address, method, broker_pb2.ListGroupsRequest())
+            known[broker_group] = member, listed.groups[:GROUPS_MAX]
+        member, groups = known[broker_group]
         queue = common_pb2.QueueRef(topic=message.topic, queue_id=message.queue_id)
-        listed = await call(
-            member.internal_address,
-            connection.admin(member).ListGroups,
-            broker_pb2.ListGroupsRequest(),
-        )
-        for group in listed.groups[:GROUPS_MAX]:
+        for group in groups:
             request = broker_pb2.QueryOffsetsRequest(group=group, queues=[queue])
             answer = await call(member.address, connection.broker(member).QueryOffsets, request)
             for result in answer.results:

@@ -27,6 +27,7 @@ from cometmq.member.storage.member_storage import Ticket
 from cometmq.messaging.groups import check_client_id
 from cometmq.model import TopicConfig
 from cometmq.store.base import BaseStore
+from cometmq.store.log.commitlog import Span
 from cometmq.telemetry import fields, logger
 from services.broker.sending.produce import Claim
 
@@ -42,7 +43,7 @@ _log = logger(__name__)
 
 
 class RepliesObserver(Protocol):
-    """Who counts replies, by what became of them."""
+    """Counts replies by their outcome."""
 
     def replies(self, outcome: str, count: int) -> None: ...
 
@@ -53,9 +54,6 @@ class Reply(NamedTuple):
     client_id: str
     start: int
     size: int
-
-
-Span = tuple[int, int]  # of a record: log offset, size
 
 
 class Outbox:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from cometmq.errors import ClientIdInUse
+from cometmq.store.log.commitlog import Span
 from services.broker import replies
-from services.broker.replies import Outbox, Span
+from services.broker.replies import Outbox
 
 
 async def taken(outbox: Outbox, count: int) -> list[list[Span]]:
