@@ -53,7 +53,7 @@ class TallyByLabels(Collector):
 
 
 class Spread:
-    """How a quantity spreads over buckets. ``bounds``: their upper ends, which belong to them."""
+    """A quantity's distribution over buckets. ``bounds``: the buckets' inclusive upper ends."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         assert list(bounds) == sorted(set(bounds)), bounds

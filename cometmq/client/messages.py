@@ -47,8 +47,8 @@ class StoredRun:
 
 
 class Recallable(NamedTuple):
-    """How the handles of a segment's messages are made: what the broker has signed, and when each
-    message is due.
+    """The parts of a segment's recall handles: the broker's signature, and when each message is
+    due.
     """
 
     run: RecallRun
@@ -156,14 +156,14 @@ class MessageModel(Enum):
 
 
 class ConsumeMode(StrEnum):
-    """How members of a group get messages; a group has one mode."""
+    """The way in which members of a group get messages; a group has one mode."""
 
     PULL = "pull"  # each pulls its share of the queues
     POP = "pop"  # all receive from all queues, and acknowledge each message
 
 
 class OrderBy(StrEnum):
-    """What a consumer in order keeps in order."""
+    """The unit within which a consumer keeps the order."""
 
     QUEUE = "queue"  # all messages of a queue
     MESSAGE_GROUP = "message_group"  # those of a queue that have the same sharding key

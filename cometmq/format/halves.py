@@ -38,7 +38,7 @@ OP_BODY_BYTES_MAX = 4_096  # of a record that lists several halves, as in Rocket
 
 
 class HalfForm(NamedTuple):
-    """What all halves of a run share: the producer group, and how long it is not asked about them;
+    """The properties that all halves of a run share: the producer group, and its immunity in s;
     0 = as long as the broker says.
     """
 
@@ -47,7 +47,7 @@ class HalfForm(NamedTuple):
 
 
 class HalfProperties(NamedTuple):
-    """What a half says of itself. An ``immunity_s`` of 0: it says nothing. ``check_count``: how
+    """The properties of a half. ``immunity_s`` 0: it names none. ``check_count``: how
     often RocketMQ has asked about it.
     """
 

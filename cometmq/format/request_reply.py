@@ -29,7 +29,7 @@ def reply_topic(cluster: str) -> str:
 
 
 class Requester(NamedTuple):
-    """Who waits for a reply to what. ``until_ms``: by the requester's clock."""
+    """The client that waits for the reply to a request. ``until_ms``: by the requester's clock."""
 
     client_id: str
     correlation_id: str

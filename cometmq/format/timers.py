@@ -44,7 +44,7 @@ ROCKETMQ_PRECISION_MS = 1000  # it rounds down
 
 
 class TimerForm(IntEnum):
-    """What a sender names: no time, the time, or how long from now on."""
+    """The way in which a sender names the time: not at all, as a time, or as a delay."""
 
     NONE = 0
     AT = 1

@@ -1,4 +1,4 @@
-"""Which queues a member of a group reads, for clients that ask the broker. Pure."""
+"""The assignment of queues to members, for clients that ask the broker. Pure."""
 
 from __future__ import annotations
 

@@ -191,9 +191,7 @@ class DelaysReached:
 
 @dataclass(frozen=True, slots=True)
 class HalvesReached:
-    """How far half messages have ended, and how often open ones were asked about. Replaces what was
-    known.
-    """
+    """The floors of the half and op queues, and the checks of open halves; replaces older ones."""
 
     progress: HalfProgress
 
@@ -244,8 +242,8 @@ class QueuesUnlocked:
 
 @dataclass(frozen=True, slots=True)
 class TimersReached:
-    """What of the timers is done, and which of those that come later are to be skipped, in addition
-    to those that are known.
+    """The progress of timers, and later ones that are to be skipped, in addition to those that are
+    known.
     """
 
     mark: TimerMark
@@ -271,8 +269,8 @@ class SecretAdded:
 
 @dataclass(frozen=True, slots=True)
 class PopsMoved:
-    """What groups that receive have been given, and have done, in one turn of the writer's loop; in
-    a snapshot: all that their members have.
+    """New leases, acknowledgements and floors of groups that receive, of one turn of the writer's
+    loop; in a snapshot: all leases.
     """
 
     queues: tuple[QueueMoved, ...]

@@ -39,8 +39,8 @@ BEFORE_ALL = Timer(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class TimerMark:
-    """What is done: all timers up to ``watermark`` that lie before ``arrivals``, and all that lie
-    before ``rolled``, which were stored once more if they were not due.
+    """The progress of delivery: done are all timers up to ``watermark`` that lie before
+    ``arrivals``, and all that lie before ``rolled``. Those not due then were stored once more.
     """
 
     watermark: Timer = BEFORE_ALL
@@ -55,7 +55,7 @@ class TimerMark:
 
 
 class TimerTable:
-    """What a broker group knows of its timers. Deliveries and recalls take effect at once, and
+    """The timers of a broker group. Deliveries and recalls take effect at once, and
     reach the state log as changes; a follower has what these changes tell.
     """
 

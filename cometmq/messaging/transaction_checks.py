@@ -1,5 +1,5 @@
-"""Who is asked how a transaction ended: the half messages that are due go to any one member of
-their producer group, and to the next one if it does not answer. Pure: the time is a parameter.
+"""The checks of transactions: half messages that are due go to any one member of their producer
+group, and to the next one if it does not answer. Pure: the time is a parameter.
 
 A check counts when it is handed out. While no producer of the group is there, checks wait and do
 not count. After the last one has had its time, the half is given up.

@@ -32,7 +32,7 @@ COUNTS_AT_ONCE = 8_192  # halves, a ms or two
 
 
 class Resolution(Enum):
-    """How a transaction ends; the values are those of ``cometmq.v1.TransactionResolution``."""
+    """The end of a transaction; the values are those of ``cometmq.v1.TransactionResolution``."""
 
     COMMIT = 1  # the message is for its consumers
     ROLLBACK = 2  # nobody ever sees it
@@ -41,7 +41,7 @@ class Resolution(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CheckRules:
-    """When the producers of a half are asked how its transaction ended."""
+    """The times at which producers are asked how the transaction of a half ended."""
 
     immunity_s: float = 6.0  # not before, unless the half says otherwise
     interval_s: float = 30.0
@@ -49,9 +49,9 @@ class CheckRules:
 
 
 class HalfProgress(NamedTuple):
-    """What the state keeps. All halves below ``floor`` have ended; op records below ``op_floor``
-    tell of such halves only. ``checks``: (end, count) in order of ``end``; an open half was asked
-    about as often as the first entry with a higher end says, or never.
+    """The part of the table that the state keeps. All halves below ``floor`` have ended; op records
+    below ``op_floor`` name such halves only. ``checks``: (end, count) in order of ``end``;
+    an open half was asked about as often as the first entry with a higher end says, or never.
     """
 
     floor: int = 0
@@ -70,7 +70,7 @@ OpenHalf = tuple[int, int, str]
 
 
 class EndedHalf(NamedTuple):
-    """What became of a half whose record stands at ``half_log_offset``: the record that was made of
+    """The outcome of a half whose record stands at ``half_log_offset``: the record that was made of
     it. ``queue_offset`` -1: none was, it is rolled back.
     """
 

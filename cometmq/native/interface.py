@@ -57,7 +57,7 @@ class SharedOffsets(Protocol):
 
 
 class SendEach(Protocol):
-    """What becomes of messages that are sent one by one. As
+    """The futures of messages that are sent one by one. As
     :class:`cometmq.client.sending.send_many.SendMany`, but each message has a future; a place
     counts from 0. The futures behave as those of asyncio.
 

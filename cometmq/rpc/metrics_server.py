@@ -109,7 +109,7 @@ def _with_trace(app: WSGIApplication, trace: Callable[[int], str]) -> WSGIApplic
 
 
 class _Labelled:
-    """What a registry collects, with the labels of the process as a whole."""
+    """The metrics of a registry, with the labels of the process as a whole."""
 
     def __init__(
         self,

@@ -1,6 +1,5 @@
-"""When what comes again and again comes: at whole multiples of its interval, so that everything
-that a process at rest does now and then it does in one turn of its loop, and the processor sleeps
-in between.
+"""Periodic work runs at whole multiples of its interval: a process at rest does all of it in one
+turn of its loop, and the processor sleeps in between.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Where things are: routes, connections, and what comes over them."""
+"""Routes of topics, and connections to brokers, name servers and pull-holds."""

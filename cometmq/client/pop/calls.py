@@ -60,8 +60,8 @@ class LeasedRun:
 
 @dataclass(frozen=True, slots=True)
 class PopAnswer:
-    """What a broker group gave. ``again_s``: when to ask again without an arrival; None: no message
-    of these queues is on its way.
+    """The answer of a broker group. ``again_s``: when to ask again without an arrival; None: no
+    message of these queues is on its way.
     """
 
     runs: list[LeasedRun]

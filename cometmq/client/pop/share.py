@@ -1,5 +1,5 @@
-"""Where a push consumer of a group that receives (POP) gets its messages from: all queues of all
-broker groups. In the place of a share of the queues.
+"""The messages of a push consumer whose group receives (POP): from all queues of all broker groups,
+in the place of a share of the queues.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What happened to a message: trace records in RocketMQ's form, spans of OpenTelemetry."""
+"""Trace records in RocketMQ's form, spans of OpenTelemetry."""

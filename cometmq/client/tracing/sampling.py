@@ -1,5 +1,5 @@
-"""Which messages are traced: by their ids, so that producers and consumers choose the same ones
-without a mark in the message. Pure.
+"""Sampling of traced messages by their ids: producers and consumers choose the same ones without a
+mark in the message. Pure.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _log = logger(__name__)
 
 
 class TransactionState(Enum):
-    """What a producer says of a transaction."""
+    """The state of a transaction as its producer knows it."""
 
     COMMIT = 1  # consumers get the messages
     ROLLBACK = 2  # nobody ever sees them
@@ -191,7 +191,7 @@ class TransactionChecks:
 
 
 class _Answers:
-    """What is to be told of one stream."""
+    """Answers that wait to be written to one stream."""
 
     def __init__(self) -> None:
         self.waiting: list[broker_pb2.TransactionEnd] = []

@@ -61,7 +61,7 @@ class TransactionListener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CommitReceipt:
-    """Where consumers find a message that was committed."""
+    """The place where consumers find a committed message."""
 
     message_id: str
     queue: QueueRef
@@ -70,7 +70,7 @@ class CommitReceipt:
 
 @dataclass(frozen=True, slots=True)
 class TransactionResult:
-    """What became of a message that was sent with :meth:`TransactionProducer.send_in_transaction`.
+    """The outcome of one :meth:`TransactionProducer.send_in_transaction`.
     ``committed`` None: consumers do not see it, or not yet (``UNKNOWN``).
     """
 

@@ -1,5 +1,5 @@
-"""Which half messages are open, by the half queue and the op queue of a log that is opened for
-writing: :mod:`cometmq.messaging.transactions`. Blocking.
+"""The open half messages of a log that is opened for writing, read from its half and op queues:
+:mod:`cometmq.messaging.transactions`. Blocking.
 """
 
 from __future__ import annotations

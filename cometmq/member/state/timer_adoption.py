@@ -1,4 +1,4 @@
-"""Which of the timers that Apache RocketMQ left in a store still wait: docs/compatibility.md.
+"""The adoption of timers that Apache RocketMQ left in a store: docs/compatibility.md.
 Blocking; reads the timer queue once.
 """
 

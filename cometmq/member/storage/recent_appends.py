@@ -1,5 +1,5 @@
-"""What was appended just now to queues whose arrivals carry their messages: so that it need not be
-read from the files again.
+"""The newest appended batches of queues whose arrivals carry their messages: an arrival need not
+read them from the files.
 
 Only the newest small batches are kept. The reader of an arrival reads the others.
 """

@@ -1,4 +1,4 @@
-"""Which messages a member may acknowledge, or keep for longer, by a handle. Pure."""
+"""Checks of handles: the messages that a member may acknowledge, or keep for longer. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who has which messages of a queue: the leases of a group.
+"""The leases of a group in one queue.
 
 Between the floor and the next offset a message is either in one lease, or done. A lease holds
 messages that one member received together, until its time comes: then they are visible again. The

@@ -19,7 +19,7 @@ _FORGET_MIN = 1_024  # keys of messages that are done, before they are looked fo
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """What becomes of new messages: masks from ``first`` on."""
+    """New messages that are delivered, and that wait: masks from ``first`` on."""
 
     first: int
     taken: int

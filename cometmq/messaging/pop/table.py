@@ -29,7 +29,7 @@ GenerationOf = Callable[[QueueKey], int]
 
 @dataclass(frozen=True, slots=True)
 class QueueMoved:
-    """What has happened to a group in a queue: first the leases, in order, then what is done."""
+    """Changes of a group in a queue: first its new leases, in order, then what is done."""
 
     group: str
     key: QueueKey

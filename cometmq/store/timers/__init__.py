@@ -1,1 +1,1 @@
-"""Which timers are due next: an index over the timer queue, made from it and made again at will."""
+"""The timer index: built from the timer queue, and rebuilt at will."""

@@ -1,4 +1,4 @@
-"""The timer index: which messages of the timer queue are due next, of any number of them.
+"""The timer index: the messages of the timer queue in the order of their times, any number of them.
 
 Entries lie in sorted *runs*: new ones in memory, where runs of like length become one, so that each
 entry is sorted a few times. When there are many entries in memory, they become a file; when there

@@ -1,4 +1,4 @@
-"""What waits for a time of its own, for people: page by page, and how many until when."""
+"""The list of messages with a time of their own, page by page, and their number by time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many messages may wait for the same second: flow control of a moment that everybody chose."""
+"""Flow control of messages that wait for the same second."""
 
 from __future__ import annotations
 

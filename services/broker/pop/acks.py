@@ -50,7 +50,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What an item names, as far as its member still has it."""
+    """The messages of an item that its member still has."""
 
     handle: Handle
     queue: QueueLeases

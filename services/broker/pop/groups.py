@@ -1,5 +1,5 @@
-"""What all calls of groups that receive (POP) have in common: who may receive, what time it is, and
-messages that leave a group's leases for its retry topic or its dead letters.
+"""Shared by all calls of groups that receive (POP): the right to receive, the time, and messages
+that leave a group's leases for its retry topic or its dead letters.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ _ORDERED_BYTES = 256 * 1024  # that are looked at for messages of other message 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the group reads of a topic."""
+    """A topic that the group reads, and its filter."""
 
     topic: str
     codes: frozenset[int] = frozenset()
@@ -49,7 +49,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class ReceiveAsk:
-    """What a member asks for. ``queue_id`` None: any queue."""
+    """The request of a member. ``queue_id`` None: any queue."""
 
     group: str
     wanted: tuple[Wanted, ...]

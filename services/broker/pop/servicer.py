@@ -33,7 +33,7 @@ Context = Any  # grpc.aio.ServicerContext, whose message types differ from metho
 
 @dataclass(frozen=True, slots=True)
 class PopServices:
-    """What is behind the calls."""
+    """The services behind the calls."""
 
     receives: ReceiveService
     acks: AckService

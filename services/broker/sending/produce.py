@@ -82,7 +82,7 @@ class ProduceObserver(Protocol):
 
 
 class ReplyTaker(Protocol):
-    """Who hands replies to those that wait for them."""
+    """Hands replies to their requesters."""
 
     def check(self, records: bytes, claims: Sequence[Claim]) -> Sequence[Any]: ...
     def stored(self, replies: Sequence[Any], ticket: Ticket) -> None: ...

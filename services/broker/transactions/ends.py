@@ -66,7 +66,7 @@ class HalfName(NamedTuple):
 
 
 class End(NamedTuple):
-    """How a producer wants a transaction to end."""
+    """The end that a producer wants for a transaction."""
 
     half: HalfName
     resolution: Resolution

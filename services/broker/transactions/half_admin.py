@@ -1,6 +1,4 @@
-"""What operators do with half messages: look at them, have given-up ones checked again, drop open
-ones.
-"""
+"""Half messages for operators: shown, checked again after they were given up, or dropped."""
 
 from __future__ import annotations
 
