@@ -77,11 +77,6 @@ def decode(handle: str) -> Handle:
         raise RecallHandleInvalid(f"{handle[:80]!r} is no handle of ours: {error}") from None
 
 
-def broker_group_of(handle: str) -> str:
-    """Which broker group gave it. Raises RecallHandleInvalid."""
-    return decode(handle).run.broker_group
-
-
 def _number(text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 20:
         raise ValueError(f"{text[:30]!r} is no number")

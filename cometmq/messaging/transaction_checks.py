@@ -51,11 +51,6 @@ class CheckBoard:
         known = self._groups.get(group)
         return 0 if known is None else len(known.members)
 
-    @property
-    def waiting_count(self) -> int:
-        """Halves that are due and have nobody to be asked, or not yet."""
-        return sum(len(group.waiting) for group in self._groups.values())
-
     def join(self, group: str, member: int) -> None:
         """A producer answers for its group from now on."""
         self._groups.setdefault(group, _Group()).members[member] = set()

@@ -121,18 +121,6 @@ class QueueLeases:
         near = (self._leases[number] for _, number in self._order[low:high])
         return end <= self.next_offset and not any(one.part(first, mask) for one in near)
 
-    def lowest_visible(self, now_ms: int, count: int) -> list[Lease]:
-        """The leases with the lowest messages whose time has come, until they have ``count``."""
-        chosen: list[Lease] = []
-        for _, number in self._order:
-            lease = self._leases[number]
-            if count <= 0:
-                break
-            if lease.visible_ms <= now_ms:
-                chosen.append(lease)
-                count -= lease.count
-        return chosen
-
     def give(self, given: Given) -> Lease:
         """Put messages into a lease of its own."""
         assert given.mask & 1, "a lease begins with a message"
