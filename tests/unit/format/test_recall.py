@@ -18,7 +18,7 @@ from cometmq.messaging.handle_secrets import HandleSecrets, Secret
 SECRETS = HandleSecrets()
 SECRETS.add(Secret(0, bytes(range(32))))
 
-numbers = st.integers(0, 2**63 - 1)
+numbers = st.integers(0, recall.NUMBER_MAX)
 names = st.text("abcXYZ019_%|-", min_size=1, max_size=20)
 runs = st.builds(RecallRun, names, names, numbers, numbers, st.integers(1, 1024))
 
