@@ -28,6 +28,7 @@ from bench import (
     replication,
     roundtrip,
     scale,
+    soak,
     stage,
     transactions,
 )
@@ -65,6 +66,7 @@ OTHERS = {
     "roundtrip": roundtrip.main,
     "peers": peers.main,
     "scale": scale.main,
+    "soak": soak.main,
 }
 
 

@@ -1,7 +1,8 @@
 """Where a late message was, out of the flight recorders of all processes. Pure.
 
 A message passes points, one after the other; the longest step between two of them names the stage.
-What else lasted long in the process of that step, at that time, is named beside it.
+What else lasted long in the process of that step, at that time, is named beside it; and before all,
+that the machine stood still for most of that step.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from bench.standstills import Standstill
 from cometmq.flight_recorder import Entry, Stage, queue_end
 
 CAUSE_MS_MIN = 2.0
@@ -51,6 +53,7 @@ class Explanation:
     late_ms: float
     steps: Sequence[Step]
     causes: Sequence[Entry]  # what else was long in the process of the longest step; longest first
+    standstill_ms: float = 0.0  # of the longest step
 
     @property
     def stage(self) -> str:
@@ -58,6 +61,8 @@ class Explanation:
         if not self.steps:
             return "not recorded"
         longest = max(self.steps, key=lambda step: step.duration_ms)
+        if self.standstill_ms > longest.duration_ms / 2:
+            return f"{longest.name}: the machine stood still"
         if not self.causes:
             return longest.name
         return f"{longest.name}: {self.causes[0].stage.name.lower()} of the {longest.process}"
@@ -66,7 +71,10 @@ class Explanation:
 class Trace:
     """The entries of all processes, by their roles: producer, broker, pullhold, consumer."""
 
-    def __init__(self, entries: Mapping[str, Iterable[Entry]]) -> None:
+    def __init__(
+        self, entries: Mapping[str, Iterable[Entry]], standstills: Sequence[Standstill] = ()
+    ) -> None:
+        self._standstills = standstills
         self._entries = {name: sorted(set(some), key=_end_ns) for name, some in entries.items()}
         broker, pullhold = self._of("broker"), self._of("pullhold")
         self._appends = sorted((e.number, e.end_ns) for e in broker if e.stage is Stage.APPEND)
@@ -93,7 +101,11 @@ class Trace:
             and entry.end_ns > longest.begin_ns
         ]
         causes.sort(key=lambda entry: -entry.duration_ns)
-        return Explanation(late_ms, steps, causes)
+        stood_ns = max(
+            (min(s.end_ns, longest.end_ns) - max(s.begin_ns, longest.begin_ns))
+            for s in (*self._standstills, Standstill(longest.begin_ns, longest.begin_ns))
+        )
+        return Explanation(late_ms, steps, causes, stood_ns / 1e6)
 
     def _steps(self, sent: Sent, seen_ns: int) -> list[Step]:
         appended = _first(self._appends, sent.log_offset + 1)

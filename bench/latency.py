@@ -1,8 +1,10 @@
 """End-to-end latency at a fixed rate: from when a message was due to when the listener has it.
 
 ``python -m bench latency`` starts a cluster with a pull-hold and prints percentiles and the cores
-of each process. With ``--explain`` it takes the flight recorders' rings when a message is later
-than 20 ms, and names the stage of each (:mod:`bench.explain`).
+of each process. With ``--explain`` it names the stage of each message that was later than 20 ms
+(:mod:`bench.explain`): from the flight recorders, whose rings are read after the run, because
+reading them would make messages late. A process watches whether the machine stood still
+(:mod:`bench.standstills`).
 
 Two roles, each a process: ``consume`` waits for ``count`` messages and says percentiles,
 ``produce`` sends one message every 1/rate seconds. The schedule is open-loop: a message that
@@ -17,10 +19,11 @@ import argparse
 import asyncio
 import gc
 import json
+import os
 import struct
 import time
-import urllib.request
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
@@ -28,73 +31,26 @@ from bench import stage
 from bench.alarm import Alarm
 from bench.explain import Sent, Trace, table
 from bench.processes import Child, Line, Meter, say
+from bench.standstills import Standstill, Standstills
 from bench.stats import summarise_latency
+from cometmq.admin.trace import parse_answer
 from cometmq.client import Message, Producer, PushConsumer, ReceivedMessage
-from cometmq.flight_recorder import TRACE_PATH, Entry, Stage, parse, recorder
+from cometmq.flight_recorder import ENTRIES_MAX, ENTRIES_VARIABLE, Entry, Stage, recorder
 from cometmq.model import FlushMode
 from cometmq.rpc.polling import poll_in_one_thread
 from cometmq.rpc.recorded_loop import RecordedLoop
 
 LATE_MS = 20.0
-TRACE_PAUSE_S = 0.25  # between two looks into the rings: a busy one has less than two seconds
 DUE = struct.Struct(">qi")  # due time in ns; 1 = counts, 0 = warm-up
 WARM_UP_MESSAGES = 500
 WAIT_S_MAX = 120.0
 
 
-class Rings:
-    """The flight recorders of other processes, by their roles, and of this one."""
-
-    def __init__(self, role: str, addresses: Mapping[str, str]) -> None:
-        self._role = role
-        self._addresses = addresses
-        self.found: dict[str, set[Entry]] = {name: set() for name in (role, *addresses)}
-        self._since_ns = 0  # what ended before it has been taken
-        self._is_wanted = False
-        self._looking: asyncio.Task[None] | None = None
-
-    def look(self) -> None:
-        """Takes what the rings have that was not taken before, a moment later if that is under
-        way.
-        """
-        self._is_wanted = True
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look())
-
-    async def _look(self) -> None:
-        while self._is_wanted:
-            self._is_wanted = False
-            since_ns, self._since_ns = self._since_ns, recorder.now_ns()
-            self.found[self._role].update(recorder.entries(since_ns))
-            for name, address in self._addresses.items():
-                url = f"http://{address}{TRACE_PATH}?since_ns={since_ns}"
-                text = await asyncio.to_thread(_fetched, url)
-                self.found[name].update(parse(text)[0])
-            await asyncio.sleep(TRACE_PAUSE_S)
-
-    async def complete(self) -> None:
-        """Until all that was asked for is taken."""
-        if self._looking is not None:
-            await self._looking
-
-    def rows(self) -> dict[str, list[tuple[int, ...]]]:
-        return {name: [tuple(entry) for entry in some] for name, some in self.found.items()}
-
-
-def _fetched(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        text: str = answer.read().decode()
-        return text
-
-
 class Stopwatch:
-    """The listener: notes how late each counting message is. ``rings`` are looked at when one is
-    later than LATE_MS.
-    """
+    """The listener: notes how late each counting message is."""
 
-    def __init__(self, expected: int, rings: Rings | None = None) -> None:
+    def __init__(self, expected: int) -> None:
         self._expected = expected
-        self._rings = rings
         self.late: list[tuple[int, int, int]] = []  # queue id, queue offset, when it was seen
         self.latencies_ms: list[float] = []
         self.complete = asyncio.Event()
@@ -106,27 +62,23 @@ class Stopwatch:
             if counts:
                 late_ms = (now_ns - due_ns) / 1e6
                 self.latencies_ms.append(late_ms)
-                if late_ms > LATE_MS and self._rings is not None:
+                if late_ms > LATE_MS:
                     self.late.append((message.queue.queue_id, message.queue_offset, now_ns))
-                    self._rings.look()
         if len(self.latencies_ms) >= self._expected:
             self.complete.set()
 
 
 async def consume(arguments: argparse.Namespace) -> Line:
     """Says ``ready`` first."""
-    pairs = (one.split("=", 1) for one in arguments.ring)
-    rings = Rings("consumer", dict(pairs)) if arguments.trace else None
-    stopwatch = Stopwatch(arguments.count, rings)
+    stopwatch = Stopwatch(arguments.count)
     async with PushConsumer(arguments.namesrv, arguments.group, stopwatch) as consumer:
         await consumer.subscribe(arguments.topic)
         gc.freeze()  # as docs/client.md advises
         say({"ready": 1})
         async with asyncio.timeout(WAIT_S_MAX):
             await stopwatch.complete.wait()
-    if rings is not None:
-        await rings.complete()
-        _keep(arguments.trace, {"late": stopwatch.late, "rings": rings.rows()})
+    if arguments.trace:
+        _keep(arguments.trace, {"late": stopwatch.late, "ring": recorder.entries()})
     return asdict(summarise_latency(stopwatch.latencies_ms))
 
 
@@ -139,25 +91,21 @@ async def produce(arguments: argparse.Namespace) -> Line:
             start_ns = time.monotonic_ns() + interval_ns
             gc.freeze()  # as docs/client.md advises
             receipts, sent_ns = [], []
-            rings = Rings("producer", {})
             for number in range(WARM_UP_MESSAGES + arguments.count):
                 due_ns = start_ns + number * interval_ns
                 await alarm.until(due_ns)
                 body = DUE.pack(due_ns, number >= WARM_UP_MESSAGES) + padding
                 receipts.append(await producer.send(Message(arguments.topic, body)))
                 sent_ns.append(time.monotonic_ns())
-                if sent_ns[-1] - due_ns > LATE_MS * 1e6 and arguments.trace:
-                    rings.look()
             await producer.flush()
     if arguments.trace:
-        await rings.complete()
         dues = range(start_ns, start_ns + len(receipts) * interval_ns, interval_ns)
         found = [receipt.result() for receipt in receipts]
         places = [
             (r.queue.queue_id, r.queue_offset, int(r.message_id.split("/")[1])) for r in found
         ]
         sent = [(due, at, *place) for due, at, place in zip(dues, sent_ns, places, strict=True)]
-        _keep(arguments.trace, {"sent": sent, "rings": rings.rows()})
+        _keep(arguments.trace, {"sent": sent, "ring": recorder.entries()})
     return {"acked": len([receipt.result() for receipt in receipts])}
 
 
@@ -172,6 +120,7 @@ def measure(folder: Path, seconds: float, rate: float, body_bytes: int, explain:
     """One run on a cluster of its own: percentiles in ms, cores by process; prints the late
     messages with ``explain``.
     """
+    standstills = Standstills()
     poll_in_one_thread()  # the roles do, whose environment is this one: as docs/client.md advises
     count = int(seconds * rate)
     with stage.cluster(folder / "cluster", [(body_bytes, FlushMode.ASYNC)], pullholds=1) as bench:
@@ -183,9 +132,12 @@ def measure(folder: Path, seconds: float, rate: float, body_bytes: int, explain:
         topic = stage.topic_name(body_bytes, FlushMode.ASYNC)
         common: dict[str, str | int] = {"namesrv": bench.namesrv, "topic": topic, "count": count}
         traces = {role: folder / f"{role}.json" for role in ("consume", "produce")}
-        rings = [f"--ring={name}={one.metrics_address}" for name, one in servers.items()]
-        keep = {r: [f"--trace={traces[r]}", *rings] if explain else [] for r in traces}
-        with Child("bench.latency", "consume", *keep["consume"], **common) as receiver:
+        keep = {r: [f"--trace={traces[r]}"] if explain else [] for r in traces}
+        watching = standstills if explain else nullcontext()
+        with (
+            watching,
+            Child("bench.latency", "consume", *keep["consume"], **common) as receiver,
+        ):
             receiver.read()
             more = {"rate": rate, "body_bytes": body_bytes}
             with Child("bench.latency", "produce", *keep["produce"], **common, **more) as sender:
@@ -202,15 +154,20 @@ def measure(folder: Path, seconds: float, rate: float, body_bytes: int, explain:
         line["cores"] = sum(spent.values()) / float(cores["seconds"])
         line["other_cores"] = cores["other_cores"]
         if explain:
-            print(_explained(traces["produce"], traces["consume"]), flush=True)
+            rings = {name: parse_answer(one.metrics_address)[0] for name, one in servers.items()}
+            print(_explained(traces, rings, standstills.found), flush=True)
     return line
 
 
-def _explained(produced: Path, consumed: Path) -> str:
-    sender, receiver = json.loads(produced.read_text()), json.loads(consumed.read_text())
-    rings = receiver["rings"] | sender["rings"]
-    entries = {name: [Entry(Stage(e[0]), *e[1:]) for e in some] for name, some in rings.items()}
-    trace = Trace(entries)
+def _explained(
+    traces: Mapping[str, Path],
+    rings: Mapping[str, Sequence[Entry]],
+    standstills: Sequence[Standstill],
+) -> str:
+    sender, receiver = (json.loads(traces[role].read_text()) for role in ("produce", "consume"))
+    roles = {"producer": sender, "consumer": receiver}
+    own = {name: [Entry(Stage(e[0]), *e[1:]) for e in one["ring"]] for name, one in roles.items()}
+    trace = Trace({**rings, **own}, standstills)
     by_place = {
         (sent.queue_id, sent.queue_offset): sent for sent in map(Sent._make, sender["sent"])
     }
@@ -228,6 +185,8 @@ def runs(argv: Sequence[str]) -> None:
     arguments = parser.parse_args(argv)
     folder: Path = arguments.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
+    if arguments.explain:  # whole runs: the services and the roles read it
+        os.environ[ENTRIES_VARIABLE] = str(ENTRIES_MAX)
     for run in range(1, arguments.runs + 1):
         line = measure(
             folder, arguments.seconds, arguments.rate, arguments.body_bytes, arguments.explain
@@ -245,9 +204,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rate", type=float, default=500.0, help="produce: messages a second")
     parser.add_argument("--body_bytes", type=int, default=1024, help="produce: 12 or more")
     parser.add_argument("--trace", type=Path, help="write what is known of late messages there")
-    parser.add_argument(
-        "--ring", action="append", default=[], metavar="ROLE=ADDRESS", help="whose ring to look at"
-    )
     arguments = parser.parse_args(argv)
     recorder.watch_collector()
     role = produce if arguments.role == "produce" else consume

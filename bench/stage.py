@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,11 +75,19 @@ class Bench:
 
 @contextmanager
 def cluster(
-    folder: Path, topics: Sequence[tuple[int, FlushMode]], *, pullholds: int = 0
+    folder: Path,
+    topics: Sequence[tuple[int, FlushMode]],
+    *,
+    pullholds: int = 0,
+    options: Mapping[str, str] | None = None,
 ) -> Iterator[Bench]:
-    """One name server, one broker, the topics and perhaps pull-holds; gone afterwards."""
+    """One name server, one broker with these options, the topics and perhaps pull-holds; gone
+    afterwards.
+    """
     asyncio.run(local.down(folder, purge=True))  # what an interrupted run may have left
-    running = asyncio.run(local.up(folder, broker_count=1, slave_count=0, pullhold_count=pullholds))
+    running = asyncio.run(
+        local.up(folder, broker_count=1, slave_count=0, pullhold_count=pullholds, options=options)
+    )
     try:
         for body_bytes, flush in topics:
             asyncio.run(_create_topic(running.namesrv, topic_name(body_bytes, flush), flush))

@@ -29,6 +29,7 @@ class Watch:
 
     def __init__(self, child: Child) -> None:
         self._child = child
+        self.pid = child.pid
         self._lines: list[Acks] = []
         threading.Thread(target=self._collect, daemon=True).start()
 

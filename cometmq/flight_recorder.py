@@ -16,7 +16,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from enum import IntEnum
@@ -25,10 +25,13 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from cometmq.clock import monotonic_ns
+from cometmq.errors import ConfigInvalid
 from cometmq.telemetry import fields
 
 TRACE_PATH = "/trace"  # beside the metrics
-ENTRIES = 8192  # a power of two; some seconds of a busy process
+ENTRIES_VARIABLE = "COMETMQ_TRACE_ENTRIES"  # of the environment
+ENTRIES_DEFAULT = 8192  # some seconds of a busy process
+ENTRIES_MAX = 2**20  # some 200 MiB
 KEPT_EVERY_NS = 10_000_000_000  # a burst of late stages keeps the ring once
 NAMED_IN_LOG = 5
 RECENT_NS = 2_000_000_000  # what began since then is named
@@ -74,6 +77,17 @@ def queue_end(queue_id: int, offset: int) -> int:
     return (queue_id << _QUEUE_SHIFT) | offset
 
 
+def entry_count(environment: Mapping[str, str]) -> int:
+    """How many stages a ring holds. ConfigInvalid."""
+    text = environment.get(ENTRIES_VARIABLE) or str(ENTRIES_DEFAULT)
+    count = int(text) if text.isascii() and text.isdecimal() and len(text) < 9 else 0
+    if not 1 <= count <= ENTRIES_MAX or count & (count - 1):
+        raise ConfigInvalid(
+            f"{ENTRIES_VARIABLE}={text[:30]}: give a power of two, {ENTRIES_MAX:,} at most"
+        )
+    return count
+
+
 Ring: TypeAlias = "list[tuple[int, int, int, int] | None]"  # as Entry; None: not used yet
 
 
@@ -85,10 +99,12 @@ class FlightRecorder:
     note: Callable[..., None]
     """``note(stage, begin_ns, number=0)``: the stage began then and ends now. From any thread."""
 
-    def __init__(self, now_ns: Callable[[], int] = monotonic_ns) -> None:
+    def __init__(
+        self, now_ns: Callable[[], int] = monotonic_ns, count: int = ENTRIES_DEFAULT
+    ) -> None:
         self.limit_ms = 0
         self.now_ns = now_ns
-        self._ring: Ring = [None] * ENTRIES
+        self._ring: Ring = [None] * count
         self.note = _noting(self._ring, now_ns)
         self._kept: Ring = []
         self._kept_ns = -KEPT_EVERY_NS
@@ -114,18 +130,19 @@ class FlightRecorder:
         shown = [f"{one.stage.name.lower()} {one.duration_ns / 1e6:.1f} ms" for one in longest]
         _log.warning("flight recorder kept", extra=fields(why=why, longest=", ".join(shown)))
 
-    def entries(self, since_ns: int = 0) -> list[Entry]:
-        """What the ring has now of stages that ended at ``since_ns`` or later, in the order of the
-        ends.
-        """
-        return _in_order(one for one in list(self._ring) if one and one[1] + one[2] >= since_ns)
+    def entries(self) -> list[Entry]:
+        """The stages in the ring, in the order of their ends."""
+        return _in_order(self._ring)
 
-    def as_json(self, since_ns: int = 0) -> str:
-        """``entries`` and ``kept``: lists of [stage, begin_ns, duration_ns, number]."""
+    def as_json(self, longer_than_ms: int = 0) -> str:
+        """``entries`` and ``kept``: lists of [stage, begin_ns, duration_ns, number], without stages
+        that took less. To look often without holding the process up, ask for long ones only.
+        """
+        least_ns = longer_than_ms * 1_000_000
         return json.dumps(
             {
-                "entries": _rows(self.entries(since_ns)),
-                "kept": _rows(_in_order(self._kept)),
+                "entries": _rows(_in_order(self._ring, least_ns)),
+                "kept": _rows(_in_order(self._kept, least_ns)),
                 "pid": os.getpid(),
             }
         )
@@ -144,7 +161,7 @@ class FlightRecorder:
 
 def _noting(ring: Ring, now_ns: Callable[[], int]) -> Callable[..., None]:
     """A closure costs half of what a method does."""
-    mask, following = ENTRIES - 1, itertools.count().__next__  # one step: no thread comes between
+    mask, following = len(ring) - 1, itertools.count().__next__  # one step: no thread comes between
 
     def note(stage: int, begin_ns: int, number: int = 0) -> None:
         ring[following() & mask] = (stage, begin_ns, now_ns() - begin_ns, number)
@@ -156,8 +173,9 @@ def _entry(noted: tuple[int, int, int, int]) -> Entry:
     return Entry(Stage(noted[0]), *noted[1:])
 
 
-def _in_order(ring: Iterable[tuple[int, int, int, int] | None]) -> list[Entry]:
-    return sorted((_entry(one) for one in ring if one is not None), key=lambda one: one.end_ns)
+def _in_order(ring: Ring, least_ns: int = 0) -> list[Entry]:
+    found = [one for one in list(ring) if one is not None and one[2] >= least_ns]
+    return sorted(map(_entry, found), key=lambda one: one.end_ns)
 
 
 def _rows(some: Iterable[Entry]) -> list[tuple[str, int, int, int]]:
@@ -202,4 +220,4 @@ def _rename(thread_id: int, name: str) -> None:
         Path(f"/proc/self/task/{thread_id}/comm").write_text(name[:THREAD_NAME_LENGTH_MAX])
 
 
-recorder = FlightRecorder()
+recorder = FlightRecorder(count=entry_count(os.environ))

@@ -34,6 +34,7 @@ from cometmq import native
 from cometmq.admin import processes
 from cometmq.admin.processes import POLL_INTERVAL_S, ProcessId
 from cometmq.errors import ClusterRunning, InvalidRequest, ProcessFailed, ShapeConflict
+from cometmq.flight_recorder import ENTRIES_VARIABLE
 
 STATE_FILE = "local.json"
 STOPPED_FILE = "stopped.json"
@@ -378,7 +379,7 @@ def _start(
     environment = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith("COMETMQ_") or name == native.SWITCH
+        if not name.startswith("COMETMQ_") or name in (native.SWITCH, ENTRIES_VARIABLE)
     }
     log = cluster.log(name)
     log_start = log.stat().st_size if log.exists() else 0

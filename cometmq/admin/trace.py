@@ -17,16 +17,16 @@ def read(address: str, *, kept: bool, longer_than_ms: float) -> list[TraceEntryV
     of the ring that was kept. Blocking. ConfigInvalid, PeerUnavailable; InvalidRequest: no process
     of this cluster serves there.
     """
-    now, before = parse_answer(address)
+    now, before = parse_answer(address, int(longer_than_ms))
     found = [one for one in (before if kept else now) if one.duration_ns >= longer_than_ms * 1e6]
     return [_view(one) for one in sorted(found, key=lambda one: one.begin_ns)]
 
 
-def parse_answer(address: str) -> tuple[list[Entry], list[Entry]]:
-    """The ring as it is now, and as it was kept."""
+def parse_answer(address: str, longer_than_ms: int = 0) -> tuple[list[Entry], list[Entry]]:
+    """The ring as it is now, and as it was kept, without the stages that took less."""
     connection = http.client.HTTPConnection(*split_address(address), timeout=TIMEOUT_S)
     try:
-        connection.request("GET", TRACE_PATH)
+        connection.request("GET", f"{TRACE_PATH}?longer_than_ms={longer_than_ms}")
         return parse(connection.getresponse().read().decode())
     except (OSError, http.client.HTTPException) as error:
         raise PeerUnavailable(f"{address}: {error}") from None

@@ -64,7 +64,7 @@ def start_metrics_server(
 ) -> MetricsServer:
     """Serve ``registry`` on ``host:port``; 0 = any free port. ConfigInvalid: the port is taken.
     ``trace``: the JSON of the page of the flight recorder, made when it is wanted, in a thread;
-    without the stages that ended before the page's parameter ``since_ns``.
+    without the stages that took less than the page's parameter ``longer_than_ms``.
 
     ``labels`` go on every sample that has no label of that name itself, so that each series of the
     interpreter and of the process names its process, too.
@@ -98,12 +98,12 @@ def _with_trace(app: WSGIApplication, trace: Callable[[int], str]) -> WSGIApplic
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if environ["PATH_INFO"] != TRACE_PATH:
             return app(environ, start_response)
-        since_ns = parse_qs(environ["QUERY_STRING"]).get("since_ns", ["0"])[-1]
-        if not (since_ns.isascii() and since_ns.isdecimal()):
+        least_ms = parse_qs(environ["QUERY_STRING"]).get("longer_than_ms", ["0"])[-1]
+        if not (least_ms.isascii() and least_ms.isdecimal() and len(least_ms) < 10):
             start_response("400 Bad Request", [("Content-Type", "text/plain")])
-            return [b"since_ns: nanoseconds of CLOCK_MONOTONIC\n"]
+            return [b"longer_than_ms: whole milliseconds\n"]
         start_response("200 OK", [("Content-Type", "application/json")])
-        return [trace(int(since_ns)).encode()]
+        return [trace(int(least_ms)).encode()]
 
     return answer
 

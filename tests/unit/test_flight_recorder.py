@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 
 from cometmq import flight_recorder
+from cometmq.errors import ConfigInvalid
 from cometmq.flight_recorder import (
-    ENTRIES,
+    ENTRIES_DEFAULT,
+    ENTRIES_MAX,
+    ENTRIES_VARIABLE,
     KEPT_EVERY_NS,
     Entry,
     FlightRecorder,
     Stage,
+    entry_count,
     name_thread,
     parse,
 )
@@ -42,12 +46,12 @@ def recorder(now: Time) -> FlightRecorder:
 
 
 def test_the_ring_has_the_newest_stages(now: Time, recorder: FlightRecorder) -> None:
-    for number in range(ENTRIES + 3):
+    for number in range(ENTRIES_DEFAULT + 3):
         begun_ns, now.ns = now.ns, now.ns + 5
         recorder.note(Stage.APPEND, begun_ns, number)
     found = recorder.entries()
-    assert [one.number for one in found] == list(range(3, ENTRIES + 3))
-    assert found[-1] == Entry(Stage.APPEND, now.ns - 5, 5, ENTRIES + 2)
+    assert [one.number for one in found] == list(range(3, ENTRIES_DEFAULT + 3))
+    assert found[-1] == Entry(Stage.APPEND, now.ns - 5, 5, ENTRIES_DEFAULT + 2)
 
 
 @pytest.mark.parametrize(("limit_ms", "kept"), [(0, 0), (20, 1), (21, 0)])
@@ -80,6 +84,26 @@ def test_a_burst_keeps_the_ring_once(now: Time, recorder: FlightRecorder) -> Non
     assert entries == recorder.entries()
 
 
+def test_only_long_stages_when_these_are_wanted(now: Time, recorder: FlightRecorder) -> None:
+    for took_ms in (9, 10, 11):
+        recorder.note(Stage.FLUSH, now.ns - took_ms * MS, took_ms)
+    recorder.keep("test")
+    for some in parse(recorder.as_json(longer_than_ms=10)):
+        assert [one.number for one in some] == [10, 11]
+
+
+@pytest.mark.parametrize(
+    "text", ["0", "-1", "1000", "8192.0", "²", str(2 * ENTRIES_MAX), "9" * 400]
+)
+def test_a_ring_has_a_size_that_is_possible(text: str) -> None:
+    with pytest.raises(ConfigInvalid, match="power of two"):
+        entry_count({ENTRIES_VARIABLE: text})
+
+
+def test_a_ring_has_the_size_that_is_wanted() -> None:
+    assert [entry_count(e) for e in ({}, {ENTRIES_VARIABLE: "64"})] == [ENTRIES_DEFAULT, 64]
+
+
 def test_stages_of_a_newer_release_are_left_out() -> None:
     assert parse('{"entries": [["teleport", 1, 2, 3], ["flush", 1, 2, 3]], "kept": []}') == (
         [Entry(Stage.FLUSH, 1, 2, 3)],
@@ -108,17 +132,3 @@ def test_a_thread_has_its_name_in_the_kernel() -> None:
     thread.start()
     thread.join()
     assert seen == ["a-name-that-is-long"[: flight_recorder.THREAD_NAME_LENGTH_MAX]]
-
-
-def test_entries_are_told_from_a_time_on() -> None:
-    now_ns = 0
-
-    def clock() -> int:
-        return now_ns
-
-    recorder = FlightRecorder(clock)
-    for number in range(1, 5):
-        now_ns = 10 * number
-        recorder.note(Stage.APPEND, now_ns - 3, number)
-    assert [entry.number for entry in recorder.entries(20)] == [2, 3, 4]
-    assert [entry.number for entry in parse(recorder.as_json(21))[0]] == [3, 4]

@@ -48,15 +48,15 @@ def test_the_labels_of_the_process_are_on_every_sample_without_them() -> None:
 def test_the_trace_is_served_beside_the_metrics() -> None:
     registry = new_registry("test", SystemClock())
     server = start_metrics_server(
-        registry, host="127.0.0.1", port=0, trace='{{"since": {}}}'.format
+        registry, host="127.0.0.1", port=0, trace='{{"least": {}}}'.format
     )
     try:
         trace = f"http://127.0.0.1:{server.port}/trace"
-        for query, since in (("", b"0"), ("?since_ns=12", b"12")):
+        for query, least in (("", b"0"), ("?longer_than_ms=12", b"12")):
             with urllib.request.urlopen(trace + query, timeout=5) as answer:
-                assert answer.read() == b'{"since": %s}' % since
+                assert answer.read() == b'{"least": %s}' % least
         with pytest.raises(urllib.error.HTTPError, match="400"):
-            urllib.request.urlopen(f"{trace}?since_ns=-1", timeout=5)
+            urllib.request.urlopen(f"{trace}?longer_than_ms=-1", timeout=5)
         with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=5) as answer:
             assert b"cometmq_build_info" in answer.read()
     finally:
