@@ -17,9 +17,8 @@ from bench.standstills import Standstill
 from cometmq.flight_recorder import Entry, Stage, queue_end
 
 CAUSE_MS_MIN = 2.0
-_MESSAGE_STAGES = frozenset(
-    {Stage.APPEND, Stage.FLUSH, Stage.ARRIVAL, Stage.HOLD_ANSWERED, Stage.GRPC_WRITE}
-)
+_MESSAGE_STAGES = frozenset({Stage.FLUSH, Stage.ARRIVAL, Stage.HOLD_ANSWERED, Stage.GRPC_WRITE})
+_OUTER_STAGES = frozenset({Stage.LOOP_TURN, Stage.TIMER_LATE})  # others lie within them
 
 
 class Sent(NamedTuple):
@@ -52,7 +51,7 @@ class Explanation:
 
     late_ms: float
     steps: Sequence[Step]
-    causes: Sequence[Entry]  # what else was long in the process of the longest step; longest first
+    causes: Sequence[Entry]  # what else was long in the process of the longest step
     standstill_ms: float = 0.0  # of the longest step
 
     @property
@@ -100,7 +99,11 @@ class Trace:
             and entry.begin_ns < longest.end_ns
             and entry.end_ns > longest.begin_ns
         ]
-        causes.sort(key=lambda entry: -entry.duration_ns)
+        # What lies within a turn says more than the turn, if it is most of it.
+        most_ns = max((entry.duration_ns for entry in causes), default=0) / 2
+        causes.sort(
+            key=lambda e: (e.stage in _OUTER_STAGES or e.duration_ns < most_ns, -e.duration_ns)
+        )
         stood_ns = max(
             (min(s.end_ns, longest.end_ns) - max(s.begin_ns, longest.begin_ns))
             for s in (*self._standstills, Standstill(longest.begin_ns, longest.begin_ns))
