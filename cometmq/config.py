@@ -35,7 +35,8 @@ MIB = 1024 * 1024
 ENVIRONMENT_PREFIX = "COMETMQ_"
 CONFIG_FILE_BYTES_MAX = MIB
 
-# What the command, the tests, cometmq/native and the flight recorder read: it must not keep a service from starting.
+# What the command, the tests, cometmq/native and the flight recorder read: it must not keep a
+# service from starting.
 _READ_BY_OTHERS = frozenset(
     {"internal_secret_file", "namesrv", "native", "profile", "seed", "trace_entries"}
 )
