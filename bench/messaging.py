@@ -8,6 +8,10 @@ one second. Last, a group sends back what it has pulled.
 
 ``--pending`` above 0: so many messages wait for a time that does not come, and the broker's memory
 is read before and after.
+
+``--only`` measures one part. Two parts are measured so only: *steady*, how late each message is
+received when 1,000 are due each second, and *store*, stores full of ``--pending`` messages that
+wait (``bench/waiting.py``).
 """
 
 from __future__ import annotations
@@ -24,9 +28,10 @@ from statistics import median
 import grpc
 import uvloop
 
-from bench import stage
+from bench import stage, waiting
 from bench.holds import rss_mib
 from bench.report import machine, markdown
+from bench.stage import Bench
 from bench.stats import percentile
 from cometmq import native
 from cometmq.client import (
@@ -49,6 +54,11 @@ SEND_BACK_ITEMS, SEND_BACK_CALLS = 1_024, 4
 MANY = 5_000
 TIMED_S, TIMED_RATE_MIN = 2, 20_000  # so long, and a second for so many, until the first is due
 DAY_MS = 86_400_000
+WARM_UP = 100_000
+STEADY_RATE, STEADY_S = 1_000, 20
+RECOVERED_MAX = 2_000_000  # of more only the index is measured
+TOPIC, QUIET = (stage.topic_name(size, FlushMode.ASYNC) for size in (len(BODY), 1024))
+TOPICS = [(len(BODY), FlushMode.ASYNC), (1024, FlushMode.ASYNC)]
 
 
 async def send(
@@ -151,6 +161,44 @@ async def due_at_once(namesrv: str, topic: str, quiet: str, count: int) -> dict[
         }
 
 
+async def steady(namesrv: str, topic: str) -> dict[str, float]:
+    """How late messages are stored and received of which 1,000 a second are due, in steps of 1 ms;
+    each names its time in its body.
+    """
+    count = STEADY_RATE * STEADY_S
+    first_ms = time.time_ns() // 1_000_000 + 5_000
+    stored_ms: list[float] = []
+    received_ms: list[float] = []
+    all_seen = asyncio.Event()
+
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        now_ms = time.time() * 1_000
+        for message in messages:
+            due_ms = int(message.body)
+            stored_ms.append(message.store_time_ms - due_ms)
+            received_ms.append(now_ms - due_ms)
+        if len(received_ms) >= count:
+            all_seen.set()
+
+    async with PushConsumer(namesrv, "bench-steady", listener) as consumer:
+        await consumer.subscribe(topic)
+        async with Producer(namesrv) as producer:
+            times = [first_ms + place * 1_000 // STEADY_RATE for place in range(count)]
+            for at in range(0, count, MANY):
+                await producer.send_many_and_wait(
+                    [
+                        Message(topic, b"%d" % time_ms, deliver_at_ms=time_ms)
+                        for time_ms in times[at : at + MANY]
+                    ]
+                )
+        await all_seen.wait()
+    assert min(stored_ms) >= 0, "it came early"
+    return {
+        "stored_p99_ms": percentile(stored_ms, 0.99),
+        "received_p99_ms": percentile(received_ms, 0.99),
+    }
+
+
 async def consume(namesrv: str, topic: str, count: int, *, orderly: bool) -> float:
     """Messages a second that a push consumer hands, one a call, to a listener that does nothing."""
     seen = 0
@@ -201,39 +249,91 @@ async def send_backs(address: str, namesrv: str, topic: str, count: int) -> floa
         return len(items) / (time.perf_counter() - started_s)
 
 
+def measure_sends(bench: Bench, said: argparse.Namespace) -> dict[str, float]:
+    return {
+        name: uvloop.run(send(bench.namesrv, TOPIC, said.count, level, delay_ms=delay_ms))
+        for name, level, delay_ms in (
+            ("plain", 0, 0),
+            ("delayed", LATE, 0),
+            ("timed", 0, DAY_MS),
+        )
+    }
+
+
+def measure_listeners(bench: Bench, said: argparse.Namespace) -> dict[str, float]:
+    if said.only:
+        uvloop.run(send(bench.namesrv, TOPIC, said.count))
+    return {
+        name: uvloop.run(consume(bench.namesrv, TOPIC, said.count, orderly=orderly))
+        for name, orderly in (("concurrent", False), ("orderly", True))
+    }
+
+
+def measure_due(bench: Bench, said: argparse.Namespace) -> dict[str, float]:
+    found = uvloop.run(due_at_once(bench.namesrv, TOPIC, QUIET, said.due))
+    return found | uvloop.run(timed_at_once(bench.namesrv, TOPIC, QUIET, said.due))
+
+
+def measure_steady(bench: Bench, said: argparse.Namespace) -> dict[str, float]:
+    return uvloop.run(steady(bench.namesrv, TOPIC))
+
+
+def measure_pending(bench: Bench, said: argparse.Namespace) -> dict[str, float]:
+    if not said.pending:
+        return {}
+    now_ms = time.time_ns() // 1_000_000
+    # What the first calls take of the broker is no part of what waits.
+    uvloop.run(send_timed(bench.namesrv, TOPIC, WARM_UP, now_ms, 1))
+    before_mib, far_ms = rss_mib(bench.broker_pid), now_ms + DAY_MS
+    uvloop.run(send_timed(bench.namesrv, TOPIC, said.pending, far_ms, DAY_MS))
+    return {"pending_mib": rss_mib(bench.broker_pid) - before_mib}
+
+
+def measure_back(bench: Bench, said: argparse.Namespace) -> dict[str, float]:
+    if said.only:
+        uvloop.run(send(bench.namesrv, TOPIC, said.due))
+    address = bench.cluster.brokers[0].address
+    return {"back": uvloop.run(send_backs(address, bench.namesrv, TOPIC, said.due))}
+
+
+PARTS = {
+    "sends": measure_sends,
+    "listeners": measure_listeners,
+    "due": measure_due,
+    "pending": measure_pending,
+    "back": measure_back,
+}
+ALONE = {"steady": measure_steady}
+
+
+def one_run(folder: Path, said: argparse.Namespace) -> dict[str, float]:
+    if said.only == "store":
+        return waiting.measure(folder, said.pending, recovers=said.pending <= RECOVERED_MAX)
+    parts = [(PARTS | ALONE)[said.only]] if said.only else list(PARTS.values())
+    found: dict[str, float] = {}
+    with stage.cluster(folder, TOPICS) as bench:
+        for part in parts:
+            found |= part(bench, said)
+    return found
+
+
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench messaging", description=__doc__)
     parser.add_argument("--count", type=int, default=500_000, help="plain or delayed sends a run")
     parser.add_argument("--due", type=int, default=100_000, help="messages that are due at once")
     parser.add_argument("--pending", type=int, default=0, help="messages that wait for their time")
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--only", choices=[*PARTS, *ALONE, "store"], default="", help="one part")
     parser.add_argument("--folder", type=Path, default=PROJECT / "data" / "bench")
     said = parser.parse_args(argv)
-    size, flush = len(BODY), FlushMode.ASYNC
-    topic, quiet = stage.topic_name(size, flush), stage.topic_name(1024, flush)
+    if said.only in ("store", "pending") and not said.pending:
+        said.pending = 1_000_000
     folder = said.folder.resolve() / "messaging"
     folder.mkdir(parents=True, exist_ok=True)
     runs: list[dict[str, float]] = []
     for _ in range(said.runs):
-        with stage.cluster(folder, [(size, flush), (1024, flush)]) as bench:
-            one = {
-                "plain": uvloop.run(send(bench.namesrv, topic, said.count, 0)),
-                "delayed": uvloop.run(send(bench.namesrv, topic, said.count, LATE)),
-                "timed": uvloop.run(send(bench.namesrv, topic, said.count, delay_ms=DAY_MS)),
-            }
-            for orderly in (False, True):
-                name = "orderly" if orderly else "concurrent"
-                one[name] = uvloop.run(consume(bench.namesrv, topic, said.count, orderly=orderly))
-            one |= uvloop.run(due_at_once(bench.namesrv, topic, quiet, said.due))
-            one |= uvloop.run(timed_at_once(bench.namesrv, topic, quiet, said.due))
-            if said.pending:
-                before_mib, far_ms = rss_mib(bench.broker_pid), time.time_ns() // 1_000_000 + DAY_MS
-                uvloop.run(send_timed(bench.namesrv, topic, said.pending, far_ms, DAY_MS))
-                one["pending_mib"] = rss_mib(bench.broker_pid) - before_mib
-            address = bench.cluster.brokers[0].address
-            one["back"] = uvloop.run(send_backs(address, bench.namesrv, topic, said.due))
-            runs.append(one)
-            print(json.dumps(one), flush=True)
+        runs.append(one_run(folder, said))
+        print(json.dumps(runs[-1]), flush=True)
     table = [
         [name, f"{median(run[key] for run in runs):,.{digits}f}", limit]
         for name, key, digits, limit in (
@@ -247,8 +347,20 @@ def main(argv: Sequence[str]) -> None:
             ("lone sends meanwhile, p99 ms", "due_p99_ms", 2, "3 times before"),
             (f"last of {said.due:,} that are due within 1 s, s late", "timed_late_s", 2, "1"),
             ("lone sends meanwhile, p99 ms", "timed_p99_ms", 2, "3 times before"),
+            ("1,000 due each second: stored so late, p99 ms", "stored_p99_ms", 0, "50"),
+            ("... received so late, p99 ms", "received_p99_ms", 0, ""),
             (f"MiB for {said.pending:,} that wait", "pending_mib", 0, "40 for 1,000,000"),
             ("messages sent back/s", "back", 0, "20,000"),
+            ("opening after kill -9, plain, s", "plain_open_s", 2, ""),
+            (f"... {said.pending:,} that wait for a level, s", "level_open_s", 2, ""),
+            (f"... {said.pending:,} that wait for a time, s", "timer_open_s", 2, ""),
+            ("... and their index, s more than plain", "open_longer_s", 2, "0.5"),
+            ("recovery from the log, levels, % of plain", "level_recovery", 0, "50"),
+            ("recovery from the log, times, % of plain", "timer_recovery", 0, "50"),
+            ("index: entries/s from the queue", "index_rate", 0, "5,000,000"),
+            ("... a second of CPU", "index_cpu_rate", 0, ""),
+            ("... MiB", "index_mib", 0, "40 for 1,000,000; 96 for 10,000,000"),
+            ("... from its files, s", "index_files_s", 2, ""),
         )
         if key in runs[0]
     ]

@@ -80,11 +80,6 @@ def delay_ms(level: int) -> int:
     return 1000 * _Process.levels_s[level - 1]
 
 
-def longest_delay_ms() -> int:
-    """No message waits longer."""
-    return 1000 * max(_Process.levels_s)
-
-
 def level_for(wanted_ms: int) -> int:
     """The level with the shortest time that is not below; the one with the longest, if all are."""
     longer = [(s, level) for level, s in enumerate(_Process.levels_s, 1) if 1000 * s >= wanted_ms]
@@ -132,9 +127,24 @@ def level_named(properties: Mapping[str, str]) -> int:
 
 
 def target_of(raw_properties: bytes) -> tuple[str, int] | None:
-    """The topic and queue that a delayed message is meant for; None: it names none."""
-    ours = _PREFIX.match(raw_properties)
-    return _known_target(ours.group()) if ours else _target(raw_properties)
+    """The topic and queue that a message is meant for which waits for a level or a time; None: it
+    names none.
+    """
+    text = target_text(raw_properties)
+    return _target(raw_properties) if text is None else _known_target(text)
+
+
+def target_text(raw_properties: bytes) -> bytes | None:
+    """The part of our form that names the target; None: the message has another form."""
+    ours = _TARGET.match(raw_properties)
+    return ours[1] if ours else None
+
+
+def target_of_text(text: bytes) -> tuple[str, int]:
+    """The topic and queue that such a text names."""
+    target = _known_target(text)
+    assert target is not None, text
+    return target
 
 
 def _target(raw_properties: bytes) -> tuple[str, int] | None:
@@ -143,8 +153,10 @@ def _target(raw_properties: bytes) -> tuple[str, int] | None:
     return None if not topic or queue_id is None else (topic, queue_id)
 
 
-_PREFIX = re.compile(
-    rb"DELAY\x01\d{1,2}\x02REAL_TOPIC\x01[\x03-\xff]{1,255}\x02REAL_QID\x01\d{1,9}\x02"
+# How our form begins: a level or a time (cometmq/format/timers.py), then the target.
+_TARGET = re.compile(
+    rb"(?:DELAY\x01[0-9]{1,2}|TIMER_OUT_MS\x01[0-9]{13})\x02"
+    rb"(REAL_TOPIC\x01[\x03-\xff]{1,255}\x02REAL_QID\x01[0-9]{1,9}\x02)"
 )
 _known_target = lru_cache(maxsize=4096)(_target)
 

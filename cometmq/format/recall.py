@@ -9,7 +9,7 @@ import binascii
 from typing import NamedTuple
 
 from cometmq.errors import RecallHandleInvalid
-from cometmq.format import properties, record, timers
+from cometmq.format import delayed, properties, record, timers
 from cometmq.format.delayed import REAL_QID, REAL_TOPIC
 from cometmq.format.record import Record, layout_of_hosts
 from cometmq.format.timers import TIMER_DEL_UNIQKEY, TIMER_OUT_MS, TIMER_QUEUE_ID, TIMER_TOPIC
@@ -103,10 +103,8 @@ class Tombstone(NamedTuple):
         """``source`` names a time, a topic and a unique id. Raises PropertiesTooLarge: of an id of
         16,000 bytes or so.
         """
-        due_ms, target = (
-            timers.due_ms(source.raw_properties),
-            timers.target_of(source.raw_properties),
-        )
+        due_ms = timers.due_ms(source.raw_properties)
+        target = delayed.target_of(source.raw_properties)
         assert due_ms is not None
         assert target is not None
         topic, queue_id = target

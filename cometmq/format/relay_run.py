@@ -1,5 +1,6 @@
-"""Many relayed records at once, without an object for each: how the broker appends messages whose
-own time has come. The bytes are those of :mod:`cometmq.format.relay`.
+"""Many relayed records at once, without an object for each: how the broker delivers messages that
+have waited for a delay level or for a time of their own. The bytes are those of
+:mod:`cometmq.format.relay`.
 
 Both functions exist twice: here, and in the C extension (:mod:`cometmq.native`).
 """
@@ -12,7 +13,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from cometmq.errors import BatchMalformed
-from cometmq.format import queueunit, record, timers
+from cometmq.format import delayed, queueunit, record, timers
 from cometmq.format.properties import STORED_FRAMING, tag_of
 from cometmq.format.record import BODY_CRC_MASK, Record
 from cometmq.format.relay import relay
@@ -71,22 +72,22 @@ def _encode(
     return b"".join(pieces), [b"".join(of_queue) for of_queue in units]
 
 
-def timer_targets(sources: bytes, places: array[int]) -> tuple[list[bytes], array[int]]:
-    """For which queues the first of these messages of the timer topic are meant: different texts
-    for :func:`cometmq.format.timers.target_of_text`, and for each message the index of its own.
+def delivery_targets(sources: bytes, places: array[int]) -> tuple[list[bytes], array[int]]:
+    """For which queues the first of these waiting messages are meant: different texts for
+    :func:`cometmq.format.delayed.target_of_text`, and for each message the index of its own.
 
     Ends before the first message that is not certainly good and of our form: it needs a closer
     look.
     """
     if accelerator is None:
-        return _timer_targets(sources, places)
-    texts, numbers = accelerator.timer_targets(sources, places)
+        return _delivery_targets(sources, places)
+    texts, numbers = accelerator.delivery_targets(sources, places)
     chosen = array("I")
     chosen.frombytes(numbers)
     return texts, chosen
 
 
-def _timer_targets(sources: bytes, places: array[int]) -> tuple[list[bytes], array[int]]:
+def _delivery_targets(sources: bytes, places: array[int]) -> tuple[list[bytes], array[int]]:
     numbers: dict[bytes, int] = {}
     chosen = array("I")
     for place in places:
@@ -94,7 +95,7 @@ def _timer_targets(sources: bytes, places: array[int]) -> tuple[list[bytes], arr
             found = record.decode(sources, place)
         except BatchMalformed:
             break
-        text = timers.target_text(found.raw_properties)
+        text = delayed.target_text(found.raw_properties)
         if text is None or not _is_good(found):
             break
         if text not in numbers and len(numbers) == TARGETS_MAX:
@@ -111,6 +112,7 @@ def _is_good(found: Record) -> bool:
         return False
     return (
         len(properties) <= PROPERTIES_BYTES_MAX
+        and timers.FOREIGN_NAME not in properties
         and STORED_FRAMING.fullmatch(properties) is not None
         and crc32(found.body) & BODY_CRC_MASK == found.body_crc
     )

@@ -91,25 +91,6 @@ def due_ms(properties: bytes) -> int | None:
     return out_ms + ROCKETMQ_PRECISION_MS if has_delay else out_ms
 
 
-def target_of(properties: bytes) -> tuple[str, int] | None:
-    """The topic and queue that a message is meant for; None: it names none."""
-    ours = _OUR_TARGET.match(properties)
-    return _known_target(ours[1]) if ours else _target(properties)
-
-
-def target_text(properties: bytes) -> bytes | None:
-    """The part of our form that names the target; None: it is no message of our form."""
-    ours = _OUR_TARGET.match(properties)
-    return ours[1] if ours and FOREIGN_NAME not in properties else None
-
-
-def target_of_text(text: bytes) -> tuple[str, int]:
-    """The topic and queue that such a text names."""
-    target = _known_target(text)
-    assert target is not None, text
-    return target
-
-
 def recalls(properties: bytes) -> str:
     """Which message a tombstone recalls; empty for any other record."""
     if FOREIGN_NAME not in properties:
@@ -117,23 +98,11 @@ def recalls(properties: bytes) -> str:
     return decode(properties).get(TIMER_DEL_UNIQKEY, "")
 
 
-def _target(properties: bytes) -> tuple[str, int] | None:
-    pairs = decode(properties)
-    topic, queue_id = pairs.get(REAL_TOPIC, ""), pairs.get(REAL_QID, "")
-    if not topic or not queue_id.isascii() or not queue_id.isdigit() or len(queue_id) > 9:
-        return None
-    return topic, int(queue_id)
-
-
 def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= DIGITS else None
 
 
-# How our form begins: the time, and the target.
+# How our form begins: the time; then the target follows (cometmq/format/delayed.py).
 OUR_TIME = re.compile(rb"TIMER_OUT_MS\x01([0-9]{13})\x02REAL_TOPIC\x01")
-_OUR_TARGET = re.compile(
-    rb"TIMER_OUT_MS\x01[0-9]{13}\x02(REAL_TOPIC\x01[\x03-\xff]{1,255}\x02REAL_QID\x01[0-9]{1,9}\x02)"
-)
 # Names that say more of the time, or that the record is a tombstone.
 FOREIGN_NAME = b"\x02TIMER_DEL"
-_known_target = lru_cache(maxsize=4096)(_target)

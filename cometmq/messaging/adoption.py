@@ -32,7 +32,6 @@ from cometmq.messaging.changes import (
 from cometmq.messaging.group_policy import (
     DEFAULT,
     EXPONENTIAL,
-    RETRY_STEP_MS_MAX,
     CustomizedRetry,
     ExponentialRetry,
     RetryPolicy,
@@ -233,7 +232,7 @@ def _policy(name: str, value: Any) -> Iterator[tuple[str, Table]]:
     if f.get("groupRetryPolicy") is not None:
         found["retry"] = _retry(_table(f["groupRetryPolicy"]))
     try:
-        check_policy(replace(DEFAULT, **found), RETRY_STEP_MS_MAX)
+        check_policy(replace(DEFAULT, **found))
     except InvalidRequest as error:
         raise InvalidRequest(f"of group {name}: {error.message}") from error
     if found:

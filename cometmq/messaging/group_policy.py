@@ -99,9 +99,9 @@ def kept_attributes(attributes: Mapping[str, str]) -> tuple[tuple[str, str], ...
     )[:ATTRIBUTES_MAX]
 
 
-def check_policy(policy: GroupPolicy, longest_ms: int) -> None:
-    """Raises InvalidRequest. ``longest_ms``: no message waits longer here."""
-    _check_retry(policy.retry, longest_ms)
+def check_policy(policy: GroupPolicy) -> None:
+    """Raises InvalidRequest."""
+    _check_retry(policy.retry)
     check_quota("read_quota", policy.read_quota)
     if not 1 <= policy.consume_timeout_min <= CONSUME_TIMEOUT_MIN_MAX:
         raise InvalidRequest(
@@ -115,15 +115,15 @@ def check_policy(policy: GroupPolicy, longest_ms: int) -> None:
         )
 
 
-def _check_retry(retry: RetryPolicy | None, longest_ms: int) -> None:
+def _check_retry(retry: RetryPolicy | None) -> None:
     match retry:
         case CustomizedRetry(steps):
             if not 1 <= len(steps) <= RETRY_STEPS_MAX:
                 raise InvalidRequest(f"a retry policy has 1 to {RETRY_STEPS_MAX} steps")
-            wrong = next((step for step in steps if not 1 <= step <= longest_ms), None)
+            wrong = next((step for step in steps if not 1 <= step <= RETRY_STEP_MS_MAX), None)
             if wrong is not None:
                 raise InvalidRequest(
-                    f"a retry step is 1 to {longest_ms} ms, the longest delay level, not {wrong}"
+                    f"a retry step is 1 to {RETRY_STEP_MS_MAX} ms (40 days), not {wrong}"
                 )
         case ExponentialRetry(initial, multiplier, longest):
             if not 1 <= initial <= longest <= RETRY_STEP_MS_MAX:

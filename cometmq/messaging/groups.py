@@ -58,10 +58,10 @@ class GroupSettings:
     policy: GroupPolicy = group_policy.DEFAULT
 
 
-def check_settings(settings: GroupSettings, longest_ms: int) -> None:
-    """Raises ``GroupNameInvalid``, ``InvalidRequest``. ``longest_ms``: no message waits longer."""
+def check_settings(settings: GroupSettings) -> None:
+    """Raises ``GroupNameInvalid``, ``InvalidRequest``."""
     check_name(settings.name)
-    group_policy.check_policy(settings.policy, longest_ms)
+    group_policy.check_policy(settings.policy)
     if not 1 <= settings.retry_queue_count <= QUEUES_PER_TOPIC_MAX:
         raise InvalidRequest(
             f"retry_queue_count is 1 to {QUEUES_PER_TOPIC_MAX}, not {settings.retry_queue_count}"

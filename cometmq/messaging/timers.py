@@ -156,10 +156,6 @@ class TimerTable:
     def _forget_dropped(self) -> None:
         self.dropped = {topic: end for topic, end in self.dropped.items() if end > self.rolled}
 
-    def is_dropped(self, topic: str, offset: int) -> bool:
-        """Whether the message's topic was deleted since it was sent."""
-        return offset < self.dropped.get(topic, 0)
-
     def _take_skip(self, timer: Timer) -> bool:
         self._unwritten.pop(timer.offset, None)
         return self.skips.pop(timer.offset, None) is not None
@@ -233,40 +229,3 @@ def skip_changes(timers: Sequence[Timer]) -> Iterator[Sequence[Timer]]:
     """Pieces that fit a change each; an empty one if there are none."""
     for first in range(0, max(1, len(timers)), SKIPS_PER_CHANGE):
         yield timers[first : first + SKIPS_PER_CHANGE]
-
-
-JUMP_MS = 10_000  # forward: believed only when the clock stays there
-JUMP_BELIEVED_AFTER_MS = 60_000
-STEP_BACK_MS = 1_000  # what counts as a jump back
-
-
-class BelievedClock:
-    """The wall clock, but for a jump forward, which has to last for a while before it is believed:
-    messages that are delivered too early cannot be taken back. A jump back is believed at once:
-    messages come late, but none comes twice.
-    """
-
-    def __init__(self) -> None:
-        self.forward_count = self.back_count = 0  # jumps that were met
-        self._offset_ms: int | None = None  # of the wall clock to the time since the boot
-        self._doubtful: tuple[int, int] | None = None  # another offset, and since when
-
-    def now_ms(self, wall_ms: int, boot_ms: int) -> int:
-        """The time, by one look at both clocks: the wall's, and the time since the boot, which
-        counts while the machine is suspended.
-        """
-        offset_ms = wall_ms - boot_ms
-        if self._offset_ms is None:
-            self._offset_ms = offset_ms
-        jump_ms = offset_ms - self._offset_ms
-        if jump_ms > JUMP_MS and not self._is_believed(offset_ms, boot_ms):
-            return boot_ms + self._offset_ms
-        self.back_count += jump_ms < -STEP_BACK_MS
-        self._offset_ms, self._doubtful = offset_ms, None
-        return wall_ms
-
-    def _is_believed(self, offset_ms: int, boot_ms: int) -> bool:
-        if self._doubtful is None or abs(offset_ms - self._doubtful[0]) > JUMP_MS:
-            self._doubtful = (offset_ms, boot_ms)
-            self.forward_count += 1
-        return boot_ms - self._doubtful[1] >= JUMP_BELIEVED_AFTER_MS

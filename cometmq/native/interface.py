@@ -292,9 +292,9 @@ class Accelerator(Protocol):
         they are whole.
         """
 
-    def timer_targets(self, sources: bytes, places: array[int], /) -> tuple[list[bytes], bytes]:
-        """For which queues messages of the timer topic are meant:
-        ``cometmq.format.relay_run.timer_targets``. ``places``: an ``array("I")``.
+    def delivery_targets(self, sources: bytes, places: array[int], /) -> tuple[list[bytes], bytes]:
+        """For which queues messages are meant that wait for a delay level or a time:
+        ``cometmq.format.relay_run.delivery_targets``. ``places``: an ``array("I")``.
 
         Stops at a record of another form than ours, at a body that does not fit its CRC, and at a
         tag that is empty or not UTF-8. Returns the texts of the targets, and for each record before
@@ -315,5 +315,5 @@ class Accelerator(Protocol):
         """The records that are made from those at ``places``, and the units of each queue:
         ``cometmq.format.relay_run.RelayRun.encode``. ``queues``: topic, queue id and the offset of
         its next message. ValueError for a place or a number that is out of range, and for a record
-        that :meth:`timer_targets` stops at because of its frame or its tag.
+        that :meth:`delivery_targets` stops at because of its frame or its tag.
         """

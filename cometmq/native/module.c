@@ -42,7 +42,7 @@ static PyMethodDef methods[] = {
     {"index_put", accelerator_index_put, METH_VARARGS, NULL},
     {"timer_entries", accelerator_timer_entries, METH_VARARGS, NULL},
     {"sort_timers", accelerator_sort_timers, METH_O, NULL},
-    {"timer_targets", accelerator_timer_targets, METH_VARARGS, NULL},
+    {"delivery_targets", accelerator_delivery_targets, METH_VARARGS, NULL},
     {"relay", accelerator_relay, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -155,20 +155,23 @@ int is_timer(const record *found)
         && load32(found->start + AT_QUEUE_ID) == 0;
 }
 
+int says_more_of_time(span properties)
+{
+    static const char name[] = "\x02TIMER_DEL";
+    const uint8_t *at = properties.start, *end = properties.start + properties.length;
+    for (; (at = memchr(at, PAIR_SEPARATOR, (size_t)(end - at))) != NULL; at++)
+        if ((size_t)(end - at) >= sizeof name - 1 && memcmp(at, name, sizeof name - 1) == 0)
+            return 1;
+    return 0;
+}
+
 long long timer_due(const record *found)
 {
-    static const char first[] = "TIMER_OUT_MS\x01", second[] = "\x02REAL_TOPIC\x01", other[] = "\x02TIMER_DEL";
+    static const char first[] = "TIMER_OUT_MS\x01", second[] = "\x02REAL_TOPIC\x01";
     span properties = found->properties;
     if (properties.length < TIMER_DIGITS_END + sizeof second - 1
         || memcmp(properties.start, first, sizeof first - 1) != 0
-        || memcmp(properties.start + TIMER_DIGITS_END, second, sizeof second - 1) != 0)
+        || memcmp(properties.start + TIMER_DIGITS_END, second, sizeof second - 1) != 0 || says_more_of_time(properties))
         return -1;
-    const uint8_t *end = properties.start + properties.length;
-    const uint8_t *at = properties.start + TIMER_DIGITS_END;
-    while ((at = memchr(at, 2, (size_t)(end - at))) != NULL) {
-        if ((size_t)(end - at) >= sizeof other - 1 && memcmp(at, other, sizeof other - 1) == 0)
-            return -1; /* more names that say something of the time, or a tombstone */
-        at++;
-    }
     return timer_digits(properties);
 }

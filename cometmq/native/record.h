@@ -76,6 +76,9 @@ long long timer_digits(span properties);
 
 void put_timer_digits(uint8_t *properties, long long number);
 
+/* Whether more names than TIMER_OUT_MS say something of the time, or that the record is a tombstone. */
+int says_more_of_time(span properties);
+
 /* When a record of the timer topic's queue is due; -1 when Python has to look at it. */
 long long timer_due(const record *found);
 

@@ -13,6 +13,7 @@
 #define PROPERTIES_BYTES_MAX INT16_MAX
 #define TOPIC_BYTES_MAX 255
 #define QUEUE_DIGITS_MAX 9
+#define LEVEL_DIGITS_MAX 2
 #define KEPT_FLAGS (COMPRESSED | 2u | 0x700u) /* of SYSFLAG: compression, and that it has several tags */
 
 /* --- which of the records can be taken, and for which queues they are meant --- */
@@ -23,22 +24,46 @@ typedef struct {
     uint32_t count;
 } target_table;
 
-/* Where a message of the timer topic is meant to go, as its properties tell it in our form; 0 when they do not. */
-static int target_of(span properties, span *target)
+/* How many digits a text begins with, at most so many. */
+static size_t digit_count(span text, size_t most)
 {
-    static const char topic[] = "REAL_TOPIC\x01", queue[] = "\x02REAL_QID\x01";
-    const uint8_t *start = properties.start + TIMER_DIGITS_END + 1; /* timer_due has found the topic's name there */
-    const uint8_t *end = properties.start + properties.length, *at = start + sizeof topic - 1, *first = at;
+    size_t count = 0;
+    while (count < text.length && count < most && (unsigned)(text.start[count] - '0') <= 9)
+        count++;
+    return count;
+}
+
+/* How long the delay level is that the properties begin with, as a pair without its end; 0 when they do not. */
+static size_t level_length(span properties)
+{
+    static const char name[] = "DELAY\x01";
+    size_t first = sizeof name - 1, at = first;
+    if (!starts_with(properties, name, first))
+        return 0;
+    at += digit_count((span){properties.start + at, properties.length - at}, LEVEL_DIGITS_MAX);
+    return at == first || says_more_of_time(properties) ? 0 : at;
+}
+
+/* Where a message is meant to go that waits for a level or a time, by properties of our form; 0 for another form. */
+static int target_of(const record *found, span *target)
+{
+    static const char topic[] = "\x02REAL_TOPIC\x01", queue[] = "\x02REAL_QID\x01";
+    span properties = found->properties;
+    size_t head = timer_due(found) >= 0 ? TIMER_DIGITS_END : level_length(properties);
+    span left = {properties.start + head, properties.length - head};
+    if (!head || !starts_with(left, topic, sizeof topic - 1))
+        return 0;
+    const uint8_t *start = left.start + 1, *end = left.start + left.length;
+    const uint8_t *at = left.start + sizeof topic - 1, *first = at;
     while (at < end && *at > PAIR_SEPARATOR)
         at++;
-    if (at == first || at - first > TOPIC_BYTES_MAX || (size_t)(end - at) < sizeof queue - 1
-        || memcmp(at, queue, sizeof queue - 1) != 0)
+    left = (span){at, (size_t)(end - at)};
+    if (at == first || at - first > TOPIC_BYTES_MAX || !starts_with(left, queue, sizeof queue - 1))
         return 0;
     at += sizeof queue - 1;
-    first = at;
-    while (at < end && *at >= '0' && *at <= '9')
-        at++;
-    if (at == first || at - first > QUEUE_DIGITS_MAX || at == end || *at != PAIR_SEPARATOR)
+    size_t digits = digit_count((span){at, (size_t)(end - at)}, QUEUE_DIGITS_MAX);
+    at += digits;
+    if (!digits || at == end || *at != PAIR_SEPARATOR)
         return 0;
     *target = (span){start, (size_t)(at + 1 - start)};
     return 1;
@@ -77,8 +102,7 @@ static Py_ssize_t find_targets(span sources, const void *places, Py_ssize_t coun
         span target, tag;
         if (place > sources.length || !record_at(sources.start + place, sources.length - place, &found)
             || found.properties.length > PROPERTIES_BYTES_MAX || !are_framed(found.properties, &tag)
-            || !java_hash(tag, &code) || timer_due(&found) < 0 || !target_of(found.properties, &target)
-            || !has_good_body(&found))
+            || !java_hash(tag, &code) || !target_of(&found, &target) || !has_good_body(&found))
             break;
         int64_t number = number_of(table, target);
         if (number < 0)
@@ -101,18 +125,18 @@ static PyObject *texts_of(const target_table *table)
     return texts;
 }
 
-PyObject *accelerator_timer_targets(PyObject *module, PyObject *arguments)
+PyObject *accelerator_delivery_targets(PyObject *module, PyObject *arguments)
 {
     (void)module;
     Py_buffer sources, places;
-    if (!PyArg_ParseTuple(arguments, "y*y*:timer_targets", &sources, &places))
+    if (!PyArg_ParseTuple(arguments, "y*y*:delivery_targets", &sources, &places))
         return NULL;
     Py_ssize_t count = places.len / 4, taken = 0;
     PyObject *texts = NULL, *chosen = NULL;
     target_table *table = calloc(1, sizeof *table);
     uint8_t *numbers = malloc((size_t)places.len + 1);
     if (places.len % 4) {
-        PyErr_SetString(PyExc_ValueError, "timer_targets: no whole numbers");
+        PyErr_SetString(PyExc_ValueError, "delivery_targets: no whole numbers");
     } else if (table == NULL || numbers == NULL) {
         PyErr_NoMemory();
     } else {

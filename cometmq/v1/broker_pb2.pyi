@@ -3596,7 +3596,7 @@ class RetryPolicy(_message.Message):
     """Exponential: the longest step in ms, at most 40 days; 0 = RocketMQ's 2 h."""
     @_builtins.property
     def steps_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Customized: 1 to 62 steps in ms, 1 to the time of the longest delay level; later retries take the last one."""
+        """Customized: 1 to 62 steps in ms, each from 1 ms to 40 days; later retries take the last one."""
 
     def __init__(
         self,

@@ -17,7 +17,6 @@ from cometmq.messaging.state import BrokerState
 from cometmq.model import TopicConfig
 from cometmq.rpc.shares import Buckets
 from cometmq.telemetry import fields, logger
-from services.broker.delay.timer_slots import TimerSlots
 from services.broker.groups.clients import ClientList, Senders
 from services.broker.groups.coordinator import GroupCoordinator
 from services.broker.groups.membership import Groups
@@ -113,9 +112,9 @@ class ClientApi:
         replies = Replies(
             storage.store, keeper, Finder(core.reader), identity.cluster, metrics, clock
         )
-        slots_max = config.timer_messages_per_second_max
-        slots = TimerSlots(slots_max, writer.timers.count_between) if slots_max else None
-        produce = ProduceHandler(storage, keeper, policy, host, metrics, clock, replies, slots)
+        produce = ProduceHandler(
+            storage, keeper, policy, host, metrics, clock, replies, writer.timer_slots
+        )
         encoder = StructuredEncoder(
             core.state.topics,
             policy.auto_created_queues,

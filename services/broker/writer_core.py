@@ -19,8 +19,10 @@ from cometmq.messaging.topics import is_system
 from cometmq.replication.watermarks import STRICTEST, DurabilityClass, ReadableMaxima
 from cometmq.telemetry import fields, logger
 from cometmq.v1 import common_pb2, namesrv_pb2
+from services.broker.delay.believed_time import BelievedTime
 from services.broker.delay.recalls import RecallService
 from services.broker.delay.schedule import ScheduleService
+from services.broker.delay.timer_slots import TimerSlots
 from services.broker.delay.timers import TimerService
 from services.broker.groups.queue_locks import QueueLocks
 from services.broker.pop.groups import PopGroups
@@ -76,17 +78,25 @@ class WriterCore:
             self._forget_group,
         )
         relays = RelayWriter(self.storage, opened.state.topics, host, metrics)
-        self.schedule = ScheduleService(self.storage, self.keeper, relays, metrics, clock)
+        time = BelievedTime(clock, metrics, opened.stored_ms)
+        self.schedule = ScheduleService(self.storage, self.keeper, relays, metrics, clock, time)
         self.timers = TimerService(
             self.storage,
             self.keeper,
             relays,
             metrics,
             clock,
+            time,
             self._config.file_reserved_time * 3_600_000,
         )
+        self.timer_slots = self._new_timer_slots()
         self.recalls = RecallService(
-            self.storage, self.keeper, relays, self.timers, context.config.broker_group
+            self.storage,
+            self.keeper,
+            relays,
+            self.timers,
+            context.config.broker_group,
+            self.timer_slots,
         )
         self.resender = Resender(self.storage, self.keeper, relays)
         self.dead_letters = DeadLetters(self.keeper, self.resender)
@@ -110,6 +120,13 @@ class WriterCore:
         self.core.retention.before_removal = self._before_removal
         self.pop = PopGroups(self.storage, self.keeper, self.retries, metrics, clock)
         self._state_writer = StateWriter(context.config, self.keeper, self.storage, clock)
+
+    def _new_timer_slots(self) -> TimerSlots | None:
+        count_max = self._config.timer_messages_per_second_max
+        if not count_max:
+            return None
+        recalled = self.keeper.state.timers.skips.values()
+        return TimerSlots(count_max, self.timers.count_between, recalled)
 
     async def _before_removal(self, log_offset: int) -> None:
         """The log goes up to there. Raises what keeps the others from being stored once more."""

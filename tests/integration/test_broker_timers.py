@@ -294,7 +294,7 @@ async def test_what_is_sent_back_comes_after_its_own_delay(tmp_path: Path) -> No
 
 
 async def test_a_second_that_is_full_takes_no_more(tmp_path: Path) -> None:
-    """Also when it was filled before a restart; other seconds do."""
+    """Also when it was filled before a restart; other seconds do. A recall makes room for one."""
     hour_s = now_ms() // 1_000 + 3_600
     options = {"timer_messages_per_second_max": 10}
 
@@ -306,8 +306,13 @@ async def test_a_second_that_is_full_takes_no_more(tmp_path: Path) -> None:
         await broker.put_topic("T", 1)
         await broker.stub.Send(sent(7, hour_s))
         assert isinstance(await refusal(broker.stub.Send(sent(4, hour_s))), FlowControl)
-        await broker.stub.Send(sent(3, hour_s))
+        answer = await broker.stub.Send(sent(3, hour_s))
         assert isinstance(await refusal(broker.stub.Send(sent(1, hour_s))), FlowControl)
+        handles = [one.recall_handle for one in answer.sent]
+        for _ in range(2):  # the second time nothing is recalled any more
+            await broker.stub.Recall(pb.RecallRequest(handles=handles[:2]))
+        await broker.stub.Send(sent(1, hour_s))
+        assert isinstance(await refusal(broker.stub.Send(sent(2, hour_s))), FlowControl)
         await broker.stub.Send(sent(10, hour_s + 1))
         await broker.stub.Send(pb.SendRequest(messages=[outgoing(b"plain")] * 20))
 
@@ -315,9 +320,11 @@ async def test_a_second_that_is_full_takes_no_more(tmp_path: Path) -> None:
 
         async def is_loaded() -> bool:
             request = pb.ListDelayedRequest(until_ms=[FUTURE_MS])
-            return list((await broker.admin.ListDelayed(request)).counts) == [20]
+            return list((await broker.admin.ListDelayed(request)).counts) == [23]
 
         await until_async(is_loaded)
+        assert isinstance(await refusal(broker.stub.Send(sent(2, hour_s))), FlowControl)
+        await broker.stub.Send(sent(1, hour_s))
         assert isinstance(await refusal(broker.stub.Send(sent(1, hour_s))), FlowControl)
         after = pb.SendRequest(messages=[outgoing(b"x", delay_ms=5)] * 10)
         await broker.stub.Send(after)

@@ -99,7 +99,7 @@ async def test_settings_are_kept_through_a_crash_and_what_is_not_said_stays(
     "wrong",
     [
         {"retry_policy": pb.RetryPolicy(kind=CUSTOMIZED)},
-        {"retry_policy": pb.RetryPolicy(kind=CUSTOMIZED, steps_ms=[7_200_001])},
+        {"retry_policy": pb.RetryPolicy(kind=CUSTOMIZED, steps_ms=[40 * 86_400_000 + 1])},
         {"retry_policy": pb.RetryPolicy(kind=CUSTOMIZED, steps_ms=[-1])},
         {"retry_policy": pb.RetryPolicy(kind=CUSTOMIZED, steps_ms=[1] * 63)},
         {"retry_policy": pb.RetryPolicy(kind=9)},  # type: ignore[arg-type]

@@ -15,10 +15,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from cometmq.format import delayed, record
+from cometmq.format.delayed import SCHEDULE_TOPIC
+from cometmq.format.relay import relay
 from cometmq.member.metrics import MemberMetrics
 from cometmq.member.relay import RelayWriter
 from cometmq.messaging.changes import TopicPut
 from cometmq.model import TopicConfig
+from cometmq.replication.watermarks import DurabilityClass
+from services.broker.delay.believed_time import BelievedTime
+from services.broker.delay.delivery import TURN_COUNT_MIN
 from services.broker.delay.schedule import ScheduleService
 from services.broker.sending.produce import Claim, ProduceHandler, ProducePolicy
 from tests.support.cluster.broker import encoded
@@ -86,7 +91,10 @@ class Parts:
         policy = ProducePolicy(1 << 30, False, TopicConfig(""), 30.0, 30.0)
         self.produce = ProduceHandler(member.storage, member.keeper, policy, HOST, metrics, clock)
         relays = RelayWriter(member.storage, member.state.topics, HOST, metrics)
-        self.schedule = ScheduleService(member.storage, member.keeper, relays, metrics, clock)
+        self.schedule = ScheduleService(
+            *(member.storage, member.keeper, relays, metrics, clock),
+            BelievedTime(clock, metrics, 0),
+        )
 
 
 def _span(units: bytes) -> tuple[int, int]:
@@ -144,3 +152,76 @@ async def test_messages_whose_queue_was_taken_away_go_to_one_that_is_written(
         await parts.schedule.deliver_due()
         ends = [member.store.queue_bounds("T", n)[1] for n in range(4)]
         assert ends == [int(n == delivered_to) for n in range(4)]
+
+
+@pytest.mark.usefixtures("implementation")
+async def test_messages_that_need_a_closer_look_take_no_others_along(tmp_path: Path) -> None:
+    """A damaged one, one in RocketMQ's form, and one whose topic is gone, in two levels."""
+    clock = WallClock()
+    async with living_member(tmp_path / "store", clean=True, clock=clock) as member:
+        parts = Parts(member, clock)
+        await member.put("T", QUEUES)
+        await member.put("Gone", 1)
+        bodies = [b"body %03d" % n for n in range(300)]
+        for n, body in enumerate(bodies):
+            level, target = 1 + n % 2, ("Gone", 0) if n == 20 else ("T", n % 3 % 2)
+            prefix = delayed.prefix(level, *target)
+            if n == 10:  # the level comes last
+                first, rest = prefix.split(b"\x02", 1)
+                prefix = rest + first + b"\x02"
+            queue = (SCHEDULE_TOPIC, delayed.queue_id_of(level))
+            found = record.decode(encoded(*queue, body, properties=prefix))
+            kept = relay(found, *queue, HOST, delay_ms=delayed.delay_ms(level))
+            demands = {SCHEDULE_TOPIC: DurabilityClass.ASYNC}
+            member.storage.append_relayed([kept], demands, HOST)
+        await member.on_disk()
+        await member.keeper.drop_topic("Gone")
+        damage(tmp_path, bodies[5])
+        clock.now_ms += 5_000
+        while await parts.schedule.deliver_due() == 0.0:
+            pass
+        await member.on_disk()
+        for queue_id in range(QUEUES):
+            there = [n for n in range(300) if n not in (5, 20) and n % 3 % 2 == queue_id]
+            found_bodies = bodies_of(member, queue_id)
+            for level in (0, 1):  # each in its order
+                of_level = [body for body in found_bodies if int(body[5:]) % 2 == level]
+                assert of_level == [bodies[n] for n in there if n % 2 == level]
+        assert [parts.schedule.progress.levels[level].offset for level in (1, 2)] == [150, 150]
+
+
+async def test_a_level_that_is_always_full_does_not_keep_the_others_waiting(
+    tmp_path: Path,
+) -> None:
+    clock = WallClock()
+    async with living_member(tmp_path / "store", clean=True, clock=clock) as member:
+        await member.put("T", 1)
+        parts = Parts(member, clock)
+        for level, count in ((1, 500), (2, 1), (3, 1)):
+            queue = (SCHEDULE_TOPIC, delayed.queue_id_of(level))
+            one = encoded(*queue, b"%d" % level, properties=delayed.prefix(level, "T", 0))
+            await parts.produce.take(one * count, [Claim("T", 0, count, level)], HOST)
+        await member.on_disk()
+        clock.now_ms += 3_600_000
+        levels = parts.schedule.progress.levels
+        for _ in range(len(levels)):
+            parts.schedule._delivery.turn_count = TURN_COUNT_MIN
+            await parts.schedule.deliver_due()
+        assert levels[1].offset < 500
+        assert [levels[level].offset for level in (2, 3)] == [1, 1]
+
+
+def bodies_of(member: Member, queue_id: int) -> list[bytes]:
+    """In the order of the queue."""
+    low, high = member.store.queue_bounds("T", queue_id)
+    spans = [_span(member.store.read_units("T", queue_id, n, 1)) for n in range(low, high)]
+    return [one.body for one in record.decode_all(member.store.read_records(spans))]
+
+
+def damage(folder: Path, body: bytes) -> None:
+    """Other bytes where the log has this body."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    [file] = [path for path in files if body in path.read_bytes()]
+    with file.open("r+b") as opened:
+        opened.seek(file.read_bytes().index(body))
+        opened.write(body.swapcase())

@@ -30,6 +30,7 @@ from cometmq.model import TopicConfig
 from cometmq.replication.watermarks import DurabilityClass
 from cometmq.store.timers import index
 from services.broker.delay import timers as service
+from services.broker.delay.believed_time import BelievedTime
 from services.broker.delay.recalls import RecallService
 from services.broker.delay.timers import TimerService
 from services.broker.sending.produce import Claim, ProduceHandler, ProducePolicy
@@ -211,7 +212,9 @@ class Parts:
         self.produce = ProduceHandler(member.storage, member.keeper, policy, HOST, metrics, clock)
         relays = RelayWriter(member.storage, member.state.topics, HOST, metrics)
         self.timers = TimerService(
-            member.storage, member.keeper, relays, metrics, clock, RESERVED_MS
+            *(member.storage, member.keeper, relays, metrics, clock),
+            BelievedTime(clock, metrics, 0),
+            RESERVED_MS,
         )
         self.recalls = RecallService(member.storage, member.keeper, relays, self.timers, "g")
 

@@ -17,6 +17,7 @@ from cometmq.messaging.groups import MemberTable
 from cometmq.messaging.offsets import CommittedOffset
 from cometmq.messaging.state import BrokerState
 from cometmq.model import Position, QueueKey, QueueRef, TopicConfig
+from services.broker.delay.believed_time import BelievedTime
 from services.broker.delay.schedule import ScheduleService
 from services.broker.groups.queue_locks import QueueLocks
 from services.broker.retry.retries import RetryService, SendBackItem, SentBack
@@ -85,7 +86,8 @@ class Broker:
         relays = RelayWriter(store, state.topics, HOST, metrics)
         self._locks = QueueLocks(keeper, store, clock)
         self._retries = RetryService(store, keeper, relays, metrics, MemberTable(), clock)
-        self._schedule = ScheduleService(store, keeper, relays, metrics, clock)
+        time = BelievedTime(clock, metrics, 0)
+        self._schedule = ScheduleService(store, keeper, relays, metrics, clock, time)
         self.later = Later(writer, storage, keeper, relays, metrics)
         self.receiving = Receiving(writer, storage, keeper, self._retries, metrics)
         # By group and client: when it was heard last, and what it reads.

@@ -22,6 +22,7 @@ from cometmq.messaging.pull import PullStatus
 from cometmq.messaging.timers import Timer
 from cometmq.messaging.transactions import CheckRules, EndedHalf
 from cometmq.model import Position, QueueKey
+from services.broker.delay.believed_time import BelievedTime
 from services.broker.delay.recalls import RecallService
 from services.broker.delay.timers import TimerService
 from services.broker.groups.resets import Bound, ResetTarget
@@ -52,7 +53,8 @@ class Timers(TimerService):
     def __init__(
         self, storage: Any, keeper: StateKeeper, relays: Any, metrics: Any, clock: Clock
     ) -> None:
-        super().__init__(storage, keeper, relays, metrics, clock, reserved_ms=0)
+        time = BelievedTime(clock, metrics, 0)
+        super().__init__(storage, keeper, relays, metrics, clock, time, reserved_ms=0)
         self._roll_at_s = math.inf
 
     async def _in_thread(self, work: Callable[[], T]) -> T:

@@ -61,12 +61,14 @@ NewState: TypeAlias = Callable[[], BrokerState]
 @dataclass(frozen=True, slots=True)
 class Opened:
     """An open store, the state that its log tells, and how long it took. ``delays``: how far each
-    level of delayed messages was delivered, up to the log's last record.
+    level of delayed messages was delivered, up to the log's last record. ``stored_ms``: the store
+    time of the last record before this opening; 0: there was none.
     """
 
     store: MessageStore
     state: BrokerState
     delays: DelayProgress
+    stored_ms: int
     seconds: float
 
 
@@ -101,7 +103,7 @@ def open_writer(
         progress=progress,
         approve=approval,
     )
-    state = approval.state
+    state, stored_ms = approval.state, store.last_store_time_ms
     try:
         assert log_end is None or store.appended_offset == log_end
         is_other = store.state_lost is not None or store.adoption is not None
@@ -145,7 +147,8 @@ def open_writer(
     except BaseException:
         store.abandon()
         raise
-    return Opened(store, state, delays, _log_opened(store, clock.monotonic_s() - started_s))
+    seconds = _log_opened(store, clock.monotonic_s() - started_s)
+    return Opened(store, state, delays, stored_ms, seconds)
 
 
 def _fit_levels(

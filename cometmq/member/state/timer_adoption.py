@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from cometmq.errors import MessageNotFound, StoreDamaged
-from cometmq.format import queueunit, record, timers
+from cometmq.format import delayed, queueunit, record, timers
 from cometmq.format.record import Record
 from cometmq.format.timers import TIMER_OUT_MS, TIMER_QUEUE
 from cometmq.messaging.timers import TIME_MS_MAX, Timer, TimerMark, TimerTable
@@ -76,7 +76,7 @@ def adopt_timers(store: BaseStore, table: TimerTable, check: Checkpoint | None, 
 
 def _name_of(found: Record) -> str:
     """As a tombstone names it; one without an id has a name of its own."""
-    target = timers.target_of(found.raw_properties)
+    target = delayed.target_of(found.raw_properties)
     topic = target[0] if target else ""
     return f"{topic}+{found.unique_id}" if found.unique_id else str(found.queue_offset)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from cometmq.errors import MessageNotFound, StoreDamaged
-from cometmq.format import ids, timers
+from cometmq.format import delayed, ids, timers
 from cometmq.format.record import Record
 from cometmq.format.timers import TIMER_QUEUE
 from cometmq.member.read.records import read_each, span_of
@@ -73,7 +73,7 @@ class DelayedList:
         found = await self._timers.between(first_ms, wanted.last_ms, PAGE_MAX, wanted.after)
         messages: list[DelayedMessage] = []
         for timer, message in await self._records(found):
-            target = timers.target_of(message.raw_properties)
+            target = delayed.target_of(message.raw_properties)
             is_tombstone = bool(timers.recalls(message.raw_properties))
             if target is None or is_tombstone or wanted.topic not in ("", target[0]):
                 continue

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from cometmq.errors import CometError, MessageNotFound, PropertiesTooLarge, RecallHandleInvalid
-from cometmq.format import queueunit, recall, timers
+from cometmq.format import delayed, queueunit, recall, timers
 from cometmq.format.recall import PURPOSE, Handle, RecallRun, Tombstone
 from cometmq.format.record import Record
 from cometmq.format.timers import TIMER_QUEUE, TIMER_TOPIC
@@ -20,6 +20,7 @@ from cometmq.messaging.timers import Timer
 from cometmq.model import Position
 from cometmq.replication.watermarks import DurabilityClass
 from cometmq.store.log.commitlog import Span
+from services.broker.delay.timer_slots import TimerSlots
 from services.broker.delay.timers import TimerService
 
 ITEMS_MAX = 1_024
@@ -38,7 +39,7 @@ class Found(NamedTuple):
 
 
 class RecallService:
-    """Belongs to the event loop."""
+    """Belongs to the event loop. ``timer_slots``: which may take more messages after a recall."""
 
     def __init__(
         self,
@@ -47,12 +48,14 @@ class RecallService:
         relays: RelayWriter,
         timer_service: TimerService,
         broker_group: str,
+        timer_slots: TimerSlots | None = None,
     ) -> None:
         self._storage = storage
         self._keeper = keeper
         self._relays = relays
         self._timers = timer_service
         self._broker_group = broker_group
+        self._timer_slots = timer_slots
         # The last ones: a recall that comes again is answered as before.
         self._recalled: OrderedDict[Timer, None] = OrderedDict()
         # Of messages from this offset on it has all: of older ones, an earlier writer may have.
@@ -127,6 +130,8 @@ class RecallService:
             for timer in tombstones:
                 table.skip(timer)
                 self._recalled[timer] = None
+                if self._timer_slots is not None:
+                    self._timer_slots.recalled(timer.due_ms)
             while len(self._recalled) > KNOWN_MAX:
                 oldest, _ = self._recalled.popitem(last=False)
                 self._complete_from = max(self._complete_from, oldest.offset + 1)
@@ -157,7 +162,7 @@ class RecallService:
         True: it was recalled, or lost its topic; False: it was delivered. Raises MessageNotFound:
         nothing tells.
         """
-        is_early = timer.due_ms > self._timers.now_ms()
+        is_early = timer.due_ms > self._timers.time.now_ms()
         low, _ = self._storage.store.queue_bounds(*TIMER_QUEUE)
         if not handle.unique_id and is_early and timer.offset < low:
             # Among those of the same time it cannot be told.
@@ -231,7 +236,7 @@ class RecallService:
 
 
 def _is_meant(found: Record, handle: Handle) -> bool:
-    target = timers.target_of(found.raw_properties)
+    target = delayed.target_of(found.raw_properties)
     return (
         target is not None
         and target[0] == handle.run.topic

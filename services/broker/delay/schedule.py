@@ -6,31 +6,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from cometmq.clock import Clock
-from cometmq.errors import BrokerDraining, Shortage, StoreDamaged
+from cometmq.errors import BrokerDraining, Shortage
 from cometmq.format import delayed, queueunit
 from cometmq.format.delayed import SCHEDULE_TOPIC
-from cometmq.format.record import Record
-from cometmq.format.relay import Relayed, relay
 from cometmq.member.metrics import MemberMetrics
-from cometmq.member.read.records import read_each, read_units
+from cometmq.member.read.records import read_units
 from cometmq.member.relay import RelayWriter
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging.delay import LevelProgress, Now
+from cometmq.model import QueueKey
 from cometmq.telemetry import fields
+from services.broker.delay.believed_time import BelievedTime
+from services.broker.delay.delivery import Delivery, DueMessage, NoneGone
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.1  # so often it is looked for what came meanwhile; no level is shorter than 1 s
 RETRY_S = 1.0  # after the disk took no more
-# Of one turn, so that a producer hardly waits for it. A send needs some turns of the event loop
-# from its arrival to its answer: it is to meet one delivery, not one in each of them.
-TURNS_BETWEEN = 8
-TURN_COUNT_MAX = 32
-TURN_BYTES_MAX = 1 << 20
+REST_S = 0.001  # between two turns that deliver, so that sends hardly wait
+PAUSE_S = 0.01  # between two others: what becomes due meanwhile goes together
 
 
 class ScheduleService:
@@ -43,15 +42,17 @@ class ScheduleService:
         relays: RelayWriter,
         metrics: MemberMetrics,
         clock: Clock,
+        time: BelievedTime,
     ) -> None:
         self.progress = keeper.delays
         self._storage = storage
-        self._keeper = keeper
-        self._relays = relays
         self._metrics = metrics
         self._clock = clock
-        # A batch lies in one log file.
-        self._turn_bytes_max = min(TURN_BYTES_MAX, storage.store.log_file_bytes // 4)
+        self._time = time
+        self._delivery = Delivery(
+            *(storage, keeper, relays, clock, "a delayed message", NoneGone()), lambda _: None
+        )
+        self._first = 0  # of all levels, the next turn begins with this one
 
     async def run(self) -> None:
         """Deliver until cancelled. StoreFailed."""
@@ -68,99 +69,70 @@ class ScheduleService:
                 if wait_s is None:
                     await moved.wait()
                     wait_s = LOOK_S
-                for _ in range(TURNS_BETWEEN):
-                    await asyncio.sleep(0)
-                await asyncio.sleep(min(wait_s, LOOK_S))
+                pause_s = REST_S if wait_s == 0 else max(PAUSE_S, min(wait_s, LOOK_S))
+                await asyncio.sleep(pause_s)
 
     async def deliver_due(self) -> float | None:
         """Deliver some of what is due. Seconds until there is more; None: nothing waits at all."""
-        now = Now(self._clock.wall_ms(), self._clock.monotonic_s())
-        waits: list[float] = []
-        due: list[tuple[LevelProgress, bytes]] = []
-        room = _Room(self._turn_bytes_max)
-        for number, level in self.progress:
-            queue = (SCHEDULE_TOPIC, delayed.queue_id_of(number))
+        now = Now(self._time.now_ms(), self._clock.monotonic_s())
+        waits_s: list[float] = []
+        parts: list[_Part] = []
+        left = self._delivery.turn_count
+        for level, queue in self._queues():
             low, end, _ = self._storage.bounds(queue)
             if level.offset < low:  # retention had to remove what was not due yet
-                log.error("delayed messages are lost", extra=fields(level=number, to=low))
+                log.error("delayed messages are lost", extra=fields(queue=queue[1], to=low))
                 level.delivered(low - level.offset)
             if level.offset >= end:
                 continue
-            count = min(TURN_COUNT_MAX, end - level.offset)
-            units = await read_units(self._storage.store, queue, level.offset, count)
-            count, wait_s = level.due_count(units, end, now)
-            units = room.take(units[: count * queueunit.UNIT_BYTES])
-            waits.append(wait_s if len(units) == count * queueunit.UNIT_BYTES else 0.0)
-            if units:
-                due.append((level, units))
-        if due:
-            self._deliver(due, await self._records(b"".join(units for _, units in due)), now)
-        return min(waits, default=None)
-
-    async def _records(self, units: bytes) -> list[Record]:
-        """What the units name, but for messages that are damaged or gone."""
-        spans = [(offset, size) for offset, size, _ in queueunit.iterate(units)]
-        records: list[Record] = []
-        for span, found in zip(spans, await read_each(self._storage.store, spans), strict=True):
-            if isinstance(found, Record):
-                records.append(found)
-            else:
-                log.error("a delayed message is lost", extra=fields(at=span[0], reason=str(found)))
-        return records
-
-    def _deliver(
-        self, due: list[tuple[LevelProgress, bytes]], records: Sequence[Record], now: Now
-    ) -> None:
-        relayed: list[Relayed] = []
-        for found in records:
-            target = self._target(found)
-            if target is not None:
-                try:
-                    relayed.append(relay(found, *target, self._relays.host))
-                except StoreDamaged as error:
-                    log.error("a delayed message is lost", extra=fields(reason=str(error)))
-        if relayed:
-            self._relays.append(relayed)  # all or nothing: no message is delivered twice
-        for level, units in due:
-            level.delivered(len(units) // queueunit.UNIT_BYTES)
-            for _, _, due_ms in (queueunit.unit_at(units, 0), queueunit.unit_at(units, -1)):
-                self._metrics.delay_latency_s.observe(max(0, now.wall_ms - due_ms) / 1000)
-
-    def _target(self, found: Record) -> tuple[str, int] | None:
-        """Where a message goes; None: nowhere, because its topic is gone."""
-        target = delayed.target_of(found.raw_properties)
-        topics, reason = self._keeper.state.topics, "it names no topic"
-        if target is not None:
-            topic, queue_id = target
-            config = topics.find(topic)
-            if config is None or topic in self._keeper.closing:
-                reason = f"topic {topic} is gone"
-            elif (delivery_queue_id := config.delivery_queue_id(queue_id)) is not None:
-                return topic, delivery_queue_id
-            else:
-                reason = f"topic {topic} has no queue"
-        log.warning(
-            "a delayed message is dropped", extra=fields(at=found.log_offset, reason=reason)
-        )
-        return None
-
-
-class _Room:
-    """How much more of what is due fits into this turn."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self._count = TURN_COUNT_MAX
-        self._bytes = bytes_max
-
-    def take(self, units: bytes) -> bytes:
-        """The first of ``units``, as far as there is room; the turn's first message always has."""
-        taken = 0
-        for _, size, _ in queueunit.iterate(units):
-            is_first = self._count == TURN_COUNT_MAX
-            if not self._count or (size > self._bytes and not is_first):
-                self._count = 0
+            if not left:
+                waits_s.append(0.0)
                 break
-            self._count -= 1
-            self._bytes -= size
-            taken += 1
-        return units[: taken * queueunit.UNIT_BYTES]
+            units = await read_units(
+                self._storage.store, queue, level.offset, min(left, end - level.offset)
+            )
+            count, wait_s = level.due_count(units, end, now)
+            waits_s.append(wait_s)
+            left -= count
+            if count:
+                parts.append(_Part(level, units[: count * queueunit.UNIT_BYTES]))
+        if parts and not await self._deliver(parts, now):
+            return 0.0
+        return min(waits_s, default=None)
+
+    def _queues(self) -> Iterator[tuple[LevelProgress, QueueKey]]:
+        """All levels, with their queues. Each comes first in its turn: where one has more than a
+        turn delivers, the others are not to wait until it has not.
+        """
+        levels = list(self.progress)
+        self._first = (self._first + 1) % len(levels)
+        for number, level in levels[self._first :] + levels[: self._first]:
+            yield level, (SCHEDULE_TOPIC, delayed.queue_id_of(number))
+
+    async def _deliver(self, parts: Sequence[_Part], now: Now) -> bool:
+        """Whether all of them are done."""
+        due = [
+            DueMessage((log_offset, size), part.level.offset + number)
+            for part in parts
+            for number, (log_offset, size, _) in enumerate(queueunit.iterate(part.units))
+        ]
+        fitting = due[: self._delivery.fitting(one.span[1] for one in due)]
+        done, _ = await self._delivery.deliver(fitting)
+        left = done
+        for part in parts:
+            count = min(left, len(part.units) // queueunit.UNIT_BYTES)
+            left -= count
+            if count:
+                part.level.delivered(count)
+                for number in (0, count - 1):
+                    _, _, due_ms = queueunit.unit_at(part.units, number)
+                    late_s = max(0, now.wall_ms - due_ms) / 1000
+                    self._metrics.delay_latency_s.observe(late_s)
+        return done == len(due)
+
+
+class _Part(NamedTuple):
+    """What is due of one level."""
+
+    level: LevelProgress
+    units: bytes

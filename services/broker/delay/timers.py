@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from array import array
-from collections.abc import Callable, Mapping, Sequence
-from itertools import compress
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from cometmq.clock import Clock
@@ -22,15 +20,13 @@ from cometmq.flight_recorder import named_threads
 from cometmq.format import queueunit, timers
 from cometmq.format.record import Record
 from cometmq.format.relay import Relayed, relay
-from cometmq.format.relay_run import RelayRun, timer_targets
 from cometmq.format.timers import TIMER_QUEUE
 from cometmq.member.metrics import MemberMetrics
-from cometmq.member.read.records import read_each, read_joined, read_units
+from cometmq.member.read.records import read_each, read_units
 from cometmq.member.relay import RelayWriter
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
-from cometmq.messaging.timers import BelievedClock, Timer
-from cometmq.model import QueueKey
+from cometmq.messaging.timers import Timer
 from cometmq.rpc.tasks import wait_at_most
 from cometmq.store.log.commitlog import Span
 from cometmq.store.queries import Boundary, offset_by_time
@@ -46,6 +42,8 @@ from cometmq.store.timers.entries import (
 )
 from cometmq.store.timers.index import Job
 from cometmq.telemetry import fields
+from services.broker.delay.believed_time import BelievedTime
+from services.broker.delay.delivery import Delivery, DueMessage
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +53,7 @@ RETRY_S = 1.0  # after the disk took no more
 LOOK_S = 1.0  # so often the clocks are looked at while messages wait: a clock may jump
 REST_S = 0.001  # between two turns that deliver, so that sends hardly wait
 PAUSE_S = 0.01  # between two others: so late a message may be that was sent a moment ago
-TURN_COUNT_MAX = 1024
-TURN_BYTES_MAX = 1 << 20
-TURN_COUNT_MIN = 16
-EACH_COUNT_MAX = 256  # of messages that have to be looked at one by one
 UNITS_GAP_MAX = 256  # reading so many in vain is cheaper than a second call
-TURN_S = 0.005  # what a turn is to take of the event loop
 ARRIVALS_MAX = 8192  # units that are read in one go
 LATE_MAX = 8192  # messages that came after their time; no more are read while these wait
 ROLL_LOOK_S = 10.0  # so often it is looked whether messages have to be stored again
@@ -80,6 +73,7 @@ class TimerService:
         relays: RelayWriter,
         metrics: MemberMetrics,
         clock: Clock,
+        time: BelievedTime,
         reserved_ms: int,
     ) -> None:
         self._storage = storage
@@ -88,17 +82,18 @@ class TimerService:
         self._metrics = metrics
         self._clock = clock
         self._reserved_ms = reserved_ms
-        self._believed = BelievedClock()
-        self._jumps = (0, 0)  # that the metrics know
+        self.time = time
         self._is_loaded = False
         self._one_at_a_time = asyncio.Lock()  # turns, and others that change the index
-        self._turn_count = TURN_COUNT_MIN
-        self._turn_bytes_max = min(TURN_BYTES_MAX, storage.store.log_file_bytes // 4)
         self._roll_at_s = 0.0
         self._thread = named_threads("timers")
         self._job: asyncio.Task[None] | None = None
         self.table = keeper.state.timers
         self.index = storage.store.new_timer_index()
+        self._delivery = Delivery(
+            *(storage, keeper, relays, clock, "a timer", self.table),
+            lambda result: metrics.timers_out.labels(result).inc(),
+        )
 
     async def run(self) -> None:
         """Deliver until cancelled. StoreFailed."""
@@ -129,18 +124,6 @@ class TimerService:
         """Wait for the thread; before the store is closed. Blocking."""
         self._thread.shutdown(wait=True)
 
-    def now_ms(self) -> int:
-        """The time by which messages are due."""
-        boot_ms = int(self._clock.boottime_s() * 1000)
-        now_ms = self._believed.now_ms(self._clock.wall_ms(), boot_ms)
-        jumps = self._believed.forward_count, self._believed.back_count
-        if jumps != self._jumps:
-            log.error("the wall clock has jumped", extra=fields(forward=jumps[0], back=jumps[1]))
-            self._metrics.clock_jumps.labels("forward").inc(jumps[0] - self._jumps[0])
-            self._metrics.clock_jumps.labels("back").inc(jumps[1] - self._jumps[1])
-            self._jumps = jumps
-        return now_ms
-
     async def turn(self) -> float | None:
         """Deliver some of what is due. Seconds until there is more; None: nothing waits at all.
         StoreDamaged: the index is.
@@ -149,7 +132,7 @@ class TimerService:
             if not self._is_loaded:
                 await self._load()
             await self._take_arrivals()
-            now_ms = self.now_ms()
+            now_ms = self.time.now_ms()
             if await self._deliver_due(now_ms) or self._has_arrivals:
                 return 0.0
             if await self._roll_if_due():
@@ -161,12 +144,12 @@ class TimerService:
 
     async def _deliver_due(self, now_ms: int) -> bool:
         """False: nothing was due."""
-        late = self.table.due_late(now_ms, self._turn_count)
+        late = self.table.due_late(now_ms, self._delivery.turn_count)
         if late:
             count = await self._deliver(late, now_ms)
             self.table.late_done(late[:count])
             return True
-        due = self.index.peek(now_ms, self._turn_count)
+        due = self.index.peek(now_ms, self._delivery.turn_count)
         if due:
             found = [Timer(*entry) for entry in iterate(due)]
             count = await self._deliver(found, now_ms)
@@ -344,7 +327,7 @@ class TimerService:
                 entries += ENTRY.pack(due_ms, offset)
             else:
                 reason = "it names no time" if isinstance(one, Record) else str(one)
-                self._lose(span[0], reason)
+                self._delivery.lose(span[0], reason)
         return in_order(entries)
 
     # --- what is due ------------------------------------------------------------------------------
@@ -354,99 +337,24 @@ class TimerService:
         are done.
         """
         spans = await self._spans(self.table.wanted(due))
-        due = due[: self._fitting(due, spans)]
-        count = await self._deliver_run(due, spans, now_ms)
-        return count or await self._deliver_each(due[:EACH_COUNT_MAX], spans, now_ms)
-
-    async def _deliver_run(
-        self, due: Sequence[Timer], spans: Mapping[Timer, Span], now_ms: int
-    ) -> int:
-        """Append those of the first that have our form, without a look at each; how many are done.
-        0: the first one needs a look.
-        """
+        sizes = (spans[timer][1] if timer in spans else 0 for timer in due)
+        due = due[: self._delivery.fitting(sizes)]
         wanted = [timer for timer in due if timer in spans]
-        found = await read_joined(self._storage.store, [spans[timer] for timer in wanted])
-        if found is None:
-            return 0
-        begun_s = self._clock.monotonic_s()
-        sources, places = found
-        if self.table.skips:  # while they were read some may have been recalled
-            is_wanted = [timer.offset not in self.table.skips for timer in wanted]
-            wanted = list(compress(wanted, is_wanted))
-            places = array("I", compress(places, is_wanted))
-        texts, chosen = timer_targets(sources, places)
-        queues = [self._plain_queue(text) for text in texts]
-        if None in queues:
-            closer = {index for index, queue in enumerate(queues) if queue is None}
-            del chosen[next(at for at, index in enumerate(chosen) if index in closer) :]
-        if len(chosen) < len(wanted):
-            due = due[: due.index(wanted[len(chosen)])]
-        if chosen:
-            self._relays.append_run(_run(sources, places[: len(chosen)], chosen, queues))
-        if due:
-            self._note_done(due, len(chosen), now_ms, begun_s)
+        delivered = await self._delivery.deliver(
+            [DueMessage(spans[timer], timer.offset) for timer in wanted]
+        )
+        if delivered.done_count < len(wanted):
+            due = due[: due.index(wanted[delivered.done_count])]
+        self._note_done(due, delivered.appended_count, now_ms)
         return len(due)
 
-    def _plain_queue(self, text: bytes) -> QueueKey | None:
-        """The queue that all messages with this target go to; None: each needs a look."""
-        topic, queue_id = timers.target_of_text(text)
-        config = self._keeper.state.topics.find(topic)
-        if config is None or topic in self._keeper.closing or topic in self.table.dropped:
-            return None
-        delivery_queue_id = config.delivery_queue_id(queue_id)
-        return None if delivery_queue_id is None else (topic, delivery_queue_id)
-
-    async def _deliver_each(
-        self, due: Sequence[Timer], spans: Mapping[Timer, Span], now_ms: int
-    ) -> int:
-        """The same, one by one: of what is damaged, dropped, or of another form."""
-        records = await self._records({timer: spans[timer] for timer in due if timer in spans})
-        begun_s = self._clock.monotonic_s()
-        # While they were read some may have been recalled.
-        wanted = [timer for timer in self.table.wanted(due) if timer in records]
-        relayed = self._relayed([(timer, records[timer]) for timer in wanted])
-        if relayed:
-            self._relays.append(relayed)
-        self._note_done(due, len(relayed), now_ms, begun_s)
-        return len(due)
-
-    def _note_done(self, due: Sequence[Timer], delivered: int, now_ms: int, begun_s: float) -> None:
+    def _note_done(self, due: Sequence[Timer], delivered: int, now_ms: int) -> None:
         skips = self.table.skips
         recalled = sum(timer.offset in skips for timer in due) if skips else 0
         self._metrics.timers_out.labels("recalled").inc(recalled)
         self._metrics.timers_out.labels("delivered").inc(delivered)
         for timer in (due[0], due[-1]):
             self._metrics.timer_lateness_s.observe(max(0, now_ms - timer.due_ms) / 1000)
-        self._fit_turn(delivered, self._clock.monotonic_s() - begun_s)
-
-    def _fitting(self, due: Sequence[Timer], spans: Mapping[Timer, Span]) -> int:
-        """How many of the first fit one batch; at least one."""
-        left = self._turn_bytes_max
-        for count, timer in enumerate(due):
-            left -= spans[timer][1] if timer in spans else 0
-            if left < 0 and count:
-                return count
-        return len(due)
-
-    def _fit_turn(self, count: int, spent_s: float) -> None:
-        """The next turn takes so many that it keeps the loop for a moment only."""
-        if count >= self._turn_count // 2:
-            fitting = int(count * TURN_S / max(spent_s, 1e-4))
-            self._turn_count = min(TURN_COUNT_MAX, max(TURN_COUNT_MIN, fitting))
-
-    async def _records(self, spans: Mapping[Timer, Span]) -> dict[Timer, Record]:
-        """The messages, but for those that are damaged or gone."""
-        if not spans:
-            return {}
-        records: dict[Timer, Record] = {}
-        for (timer, span), found in zip(
-            spans.items(), await read_each(self._storage.store, list(spans.values())), strict=True
-        ):
-            if isinstance(found, Record):
-                records[timer] = found
-            else:
-                self._lose(span[0], str(found))
-        return records
 
     async def _spans(self, wanted: Sequence[Timer]) -> dict[Timer, Span]:
         """Where the log has these messages. Those near each other in the queue are looked up
@@ -471,42 +379,6 @@ class TimerService:
                 spans[timer] = place, size
             at += max(1, len(read))
         return spans
-
-    def _relayed(self, found: Sequence[tuple[Timer, Record]]) -> list[Relayed]:
-        relayed: list[Relayed] = []
-        for timer, message in found:
-            target = self._target(message, timer.offset)
-            if target is not None:
-                try:
-                    relayed.append(relay(message, *target, self._relays.host))
-                except StoreDamaged as error:
-                    self._lose(message.log_offset, str(error))
-        return relayed
-
-    def _target(self, found: Record, offset: int) -> tuple[str, int] | None:
-        """Where a message goes; None: nowhere."""
-        if timers.recalls(found.raw_properties):  # a tombstone: its work is done
-            return None
-        target = timers.target_of(found.raw_properties)
-        topics, reason = self._keeper.state.topics, "it names no topic"
-        if target is not None:
-            topic, queue_id = target
-            config = topics.find(topic)
-            if config is None or topic in self._keeper.closing:
-                reason = f"topic {topic} is gone"
-            elif self.table.is_dropped(topic, offset):
-                reason = f"topic {topic} was deleted since, and created again"
-            elif (delivery_queue_id := config.delivery_queue_id(queue_id)) is not None:
-                return topic, delivery_queue_id
-            else:
-                reason = f"topic {topic} has no queue"
-        log.warning("a timer is dropped", extra=fields(at=found.log_offset, reason=reason))
-        self._metrics.timers_out.labels("dropped").inc()
-        return None
-
-    def _lose(self, log_offset: int, reason: str) -> None:
-        log.error("a timer is lost", extra=fields(at=log_offset, reason=reason))
-        self._metrics.timers_out.labels("lost").inc()
 
     # --- before retention -------------------------------------------------------------------------
 
@@ -549,7 +421,7 @@ class TimerService:
         waiting = sorted(
             (one for one in entries if self.table.is_pending(one)), key=lambda one: one.offset
         )
-        old = [one for one in waiting if one.offset < stop][: self._turn_count]
+        old = [one for one in waiting if one.offset < stop][: self._delivery.turn_count]
         if old:
             await self._store_again(old)
         rest = waiting[len(old) :]
@@ -560,38 +432,22 @@ class TimerService:
         return first < self.table.rolled < end
 
     async def _store_again(self, old: Sequence[Timer]) -> None:
-        records = await self._records(await self._spans(old))
+        spans = await self._spans(old)
+        found = await read_each(self._storage.store, list(spans.values())) if spans else []
         relayed: list[Relayed] = []
-        for timer in old:
+        for (timer, span), one in zip(spans.items(), found, strict=True):
+            if not isinstance(one, Record):
+                self._delivery.lose(span[0], str(one))
             # In a newer record the deletion of its topic is not seen any more.
-            if (
-                timer in records
-                and self.table.is_pending(timer)
-                and self._target(records[timer], timer.offset) is not None
-            ):
+            elif self.table.is_pending(timer) and self._delivery.target(one, timer.offset):
                 try:
-                    found = records[timer]
-                    again = relay(found, *TIMER_QUEUE, self._relays.host, due_ms=timer.due_ms)
+                    again = relay(one, *TIMER_QUEUE, self._relays.host, due_ms=timer.due_ms)
                     relayed.append(again)
                 except (StoreDamaged, PropertiesTooLarge) as error:
-                    self._lose(records[timer].log_offset, str(error))
+                    self._delivery.lose(one.log_offset, str(error))
         if relayed:
             self._relays.append(relayed)
             self._metrics.timers_rolled.inc(len(relayed))
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-
-
-def _run(
-    sources: bytes, places: array[int], chosen: array[int], queues: Sequence[QueueKey | None]
-) -> RelayRun:
-    """``queues`` may come twice, and some may get nothing."""
-    numbers: dict[QueueKey, int] = {}
-    for index in dict.fromkeys(chosen):
-        queue = queues[index]
-        assert queue is not None, index
-        numbers.setdefault(queue, len(numbers))
-    renumbered = [-1 if queue is None else numbers.get(queue, -1) for queue in queues]
-    chosen = array("I", map(renumbered.__getitem__, chosen))
-    return RelayRun(sources, places, chosen, tuple(numbers))

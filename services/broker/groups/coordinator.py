@@ -18,7 +18,6 @@ from cometmq.errors import (
     OffsetInvalid,
     TopicNotFound,
 )
-from cometmq.format import delayed
 from cometmq.member.read.group_progress import GroupReads
 from cometmq.member.read.reader import Reader
 from cometmq.member.read.replica_selector import ReplicaSelector
@@ -184,7 +183,7 @@ class GroupCoordinator(GroupReads):
 
         def checked(before: GroupSettings | None) -> GroupSettings:
             settings = wanted(before)
-            check_settings(settings, delayed.longest_delay_ms())
+            check_settings(settings)
             return settings
 
         async with AsyncExitStack() as leaving:

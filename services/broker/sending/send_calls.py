@@ -228,10 +228,8 @@ def _number(error: CometError, call: _Call, batch: StructuredBatch | None) -> No
 def _target(found: Record) -> tuple[str, int]:
     """The topic and queue that a message is meant for."""
     target = None
-    if found.topic in (SCHEDULE_TOPIC, HALF_TOPIC):
+    if found.topic in (SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC):
         target = target_of(found.raw_properties)
-    elif found.topic == TIMER_TOPIC:
-        target = timers.target_of(found.raw_properties)
     return target or (found.topic, found.queue_id)
 
 

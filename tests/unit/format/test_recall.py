@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cometmq.errors import RecallHandleInvalid
-from cometmq.format import recall, record, timers
+from cometmq.format import delayed, recall, record, timers
 from cometmq.format.recall import PURPOSE, Handle, RecallRun, Tombstone
 from cometmq.messaging.handle_secrets import HandleSecrets, Secret
 
@@ -109,5 +109,5 @@ def test_the_tombstone_is_rocketmqs_and_names_its_source(unique_id: str) -> None
     assert found.properties["TIMER_OUT_MS"] == "1700000000123"
     assert timers.recalls(found.raw_properties) == f"orders+{unique_id}"
     assert timers.due_ms(found.raw_properties) == tombstone.tags_code(0) == 1_700_000_000_123
-    assert timers.target_of(found.raw_properties) == ("orders", 2)
+    assert delayed.target_of(found.raw_properties) == ("orders", 2)
     assert found.unique_id == unique_id

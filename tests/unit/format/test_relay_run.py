@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cometmq import native
-from cometmq.format import properties, queueunit, record, timers
+from cometmq.format import delayed, properties, queueunit, record, relay_run, timers
+from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.format.relay import relay
-from cometmq.format.relay_run import RelayRun, timer_targets
-from cometmq.format.timers import TIMER_QUEUE_ID, TIMER_TOPIC
+from cometmq.format.relay_run import RelayRun, delivery_targets
+from cometmq.format.timers import TIMER_QUEUE, TIMER_QUEUE_ID, TIMER_TOPIC
 from cometmq.model import QueueKey
 
 pytestmark = pytest.mark.usefixtures("implementation")
@@ -25,15 +26,26 @@ QUEUES = (("A", 0), ("A", 3), ("%RETRY%g", 0), ("B" * 127, 999_999_999))
 
 
 def message(
-    queue: QueueKey, body: bytes = b"", tag: str = "", *, host: bytes = V4, store: bytes = V4
+    queue: QueueKey,
+    body: bytes = b"",
+    tag: str = "",
+    *,
+    level: int = 0,
+    host: bytes = V4,
+    store: bytes = V4,
 ) -> bytes:
-    """A stored record of the timer topic in our form."""
+    """A stored record in our form that waits for a level, or for a time of its own (0)."""
     pairs = properties.encode({"TAGS": tag, "UNIQ_KEY": "m"} if tag else {"UNIQ_KEY": "m"})
+    prefix = timers.with_time(timers.prefix(*queue), DUE_MS)
+    waiting_queue = TIMER_QUEUE
+    if level:
+        prefix = delayed.prefix(level, *queue)
+        waiting_queue = (SCHEDULE_TOPIC, delayed.queue_id_of(level))
     return record.encode(
-        TIMER_TOPIC.encode(),
-        TIMER_QUEUE_ID,
+        waiting_queue[0].encode(),
+        waiting_queue[1],
         body,
-        timers.with_time(timers.prefix(*queue), DUE_MS) + pairs,
+        prefix + pairs,
         flag=len(body),
         sys_flag=1 if len(body) % 2 else 0,
         born_time_ms=1_600_000_000_000,
@@ -50,6 +62,7 @@ MESSAGES = st.lists(
         st.sampled_from(QUEUES),
         st.binary(max_size=40),
         st.sampled_from(["", "x", "Schlüssel", "\U0001f600"]),
+        st.sampled_from([0, 0, 1, 18]),
         st.sampled_from([V4, V6]),
         st.sampled_from([V4, V6]),
     ),
@@ -66,14 +79,14 @@ def laid_out(messages: list[bytes], order: list[int]) -> tuple[bytes, array[int]
 
 @given(MESSAGES, st.randoms(use_true_random=False), st.sampled_from([V4, V6]))
 def test_the_bytes_are_those_of_records_that_are_relayed_one_by_one(
-    drawn: list[tuple[QueueKey, bytes, str, bytes, bytes]], source: object, host: bytes
+    drawn: list[tuple[QueueKey, bytes, str, int, bytes, bytes]], source: object, host: bytes
 ) -> None:
-    messages = [message(*one[:3], host=one[3], store=one[4]) for one in drawn]
+    messages = [message(*one[:3], level=one[3], host=one[4], store=one[5]) for one in drawn]
     order = list(range(len(messages)))
     source.shuffle(order)  # type: ignore[attr-defined]
     sources, places = laid_out(messages, order)
-    texts, chosen = timer_targets(sources, places)
-    queues = tuple(timers.target_of_text(text) for text in texts)
+    texts, chosen = delivery_targets(sources, places)
+    queues = tuple(delayed.target_of_text(text) for text in texts)
     assert [queues[index] for index in chosen] == [drawn[at][0] for at in order]
     assert len({*queues}) == len(queues)
 
@@ -102,7 +115,9 @@ def with_properties(raw: bytes) -> bytes:
 
 
 OURS = timers.with_time(timers.prefix("A", 0), DUE_MS)
+LEVEL = delayed.prefix(18, "A", 0)
 GOOD = message(("A", 0), b"body")
+OF_LEVEL = message(("A", 0), b"body", level=2)
 DAMAGED = GOOD.replace(b"body", b"bodx")
 NEEDS_A_LOOK = {
     "its body does not fit its CRC": DAMAGED,
@@ -114,6 +129,14 @@ NEEDS_A_LOOK = {
     "its topic is empty": with_properties(OURS.replace(b"TOPIC\x01A", b"TOPIC\x01")),
     "it ends in the queue": with_properties(OURS[:-1]),
     "it is a tombstone": with_properties(OURS + b"TIMER_DEL_UNIQKEY\x01m\x02"),
+    "its level has three digits": with_properties(LEVEL.replace(b"18", b"118")),
+    "its level has a letter": with_properties(LEVEL.replace(b"18", b"1x")),
+    "its level is empty": with_properties(LEVEL.replace(b"18", b"")),
+    "its level stands alone": with_properties(b"DELAY\x0118\x02"),
+    "it ends in the level": with_properties(b"DELAY\x0118"),
+    "its level's queue is none": with_properties(LEVEL.replace(b"QID\x010", b"QID\x010x")),
+    "its level comes last": with_properties(LEVEL[9:] + LEVEL[:9]),
+    "its level names a time, too": with_properties(LEVEL + b"TIMER_DELAY_MS\x011\x02"),
     "its tag is no text": with_properties(OURS + b"TAGS\x01\xff\x02"),
     "its properties are cut": GOOD[:-1],
     "its magic is wrong": GOOD[:4] + b"\0" + GOOD[5:],
@@ -124,31 +147,43 @@ NEEDS_A_LOOK = {
 def test_it_ends_before_a_message_that_needs_a_look(reason: str) -> None:
     bad = NEEDS_A_LOOK[reason]
     sources, places = GOOD + bad, array("I", [0, len(GOOD)])
-    assert timer_targets(sources, places) == (
+    assert delivery_targets(sources, places) == (
         [b"REAL_TOPIC\x01A\x02REAL_QID\x010\x02"],
         array("I", [0]),
     )
-    assert timer_targets(bad, array("I", [0])) == ([], array("I"))
+    assert delivery_targets(bad, array("I", [0])) == ([], array("I"))
 
 
 def test_there_are_so_many_targets_at_most() -> None:
     messages = [message(("A", number)) for number in range(1026)]
     sources, places = laid_out(messages, list(range(1026)))
-    texts, chosen = timer_targets(sources, places)
+    texts, chosen = delivery_targets(sources, places)
     assert len(texts) == len(chosen) == 1024
     assert list(chosen) == list(range(1024))
 
 
-@given(st.integers(0, len(GOOD) - 1), st.integers(0, 7), st.integers(0, len(GOOD)))
-def test_any_bytes_are_safe(at: int, bit: int, length: int) -> None:
-    data = bytearray(GOOD)
+def plain_targets(sources: bytes) -> tuple[list[bytes], array[int]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(relay_run, "accelerator", None)
+        return delivery_targets(sources, array("I", [0]))
+
+
+@given(
+    st.sampled_from([GOOD, OF_LEVEL]),
+    st.integers(0, len(OF_LEVEL) - 1),
+    st.integers(0, 7),
+    st.integers(0, len(GOOD)),
+)
+def test_any_bytes_are_safe(good: bytes, at: int, bit: int, length: int) -> None:
+    data = bytearray(good)
     data[at] ^= 1 << bit
-    for sources in (bytes(data), GOOD[:length], bytes(data[:length])):
-        texts, chosen = timer_targets(sources, array("I", [0]))
+    for sources in (bytes(data), good[:length], bytes(data[:length])):
+        texts, chosen = delivery_targets(sources, array("I", [0]))
+        assert (texts, chosen) == plain_targets(sources)
         if chosen:
             found = record.decode(sources)
             relay(found, "A", 0, V4)  # the body fits its CRC
-            assert timers.target_of(found.raw_properties) == timers.target_of_text(texts[0])
+            assert delayed.target_of(found.raw_properties) == delayed.target_of_text(texts[0])
 
 
 @pytest.mark.skipif(ACCELERATOR is None, reason="the C extension is not built")
@@ -178,4 +213,4 @@ def test_the_extension_refuses_what_does_not_belong_together() -> None:
     with pytest.raises(TypeError):
         make(GOOD, one, one, (b"A",), 0, 0, V4)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="whole numbers"):
-        ACCELERATOR.timer_targets(GOOD, b"abc")  # type: ignore[arg-type]
+        ACCELERATOR.delivery_targets(GOOD, b"abc")  # type: ignore[arg-type]

@@ -23,6 +23,7 @@ from cometmq.clock import SystemClock
 from cometmq.errors import CometError
 from cometmq.format import (
     batch,
+    delayed,
     indexfile,
     indexkeys,
     properties,
@@ -743,7 +744,7 @@ def test_messages_with_a_time_of_their_own_are_encoded_together(
     data, count = fast
     assert count >= 1
     for one, message in zip(record.decode_all(data), messages, strict=False):
-        assert timers.target_of(one.raw_properties) == ("T", 3)
+        assert delayed.target_of(one.raw_properties) == ("T", 3)
         assert timers.due_ms(one.raw_properties) == message.deliver_at_ms + message.delay_ms
         assert form_of(message) == stored
         message.check()

@@ -43,6 +43,21 @@ async def test_a_clean_start_keeps_generations(tmp_path: Path) -> None:
     found.store.abandon()
 
 
+async def test_the_time_of_the_last_record_is_known_as_it_was_before_the_opening(
+    tmp_path: Path,
+) -> None:
+    """Also the opening stores records."""
+    clock = WallClock()
+    first = opened(tmp_path, clock)
+    assert first.stored_ms == 0
+    first.store.close()
+    clock.now_ms += 3_600_000
+    found = opened(tmp_path, clock)
+    assert found.stored_ms == START_MS
+    assert found.store.last_store_time_ms == START_MS + 3_600_000
+    found.store.abandon()
+
+
 async def test_an_unclean_start_raises_all_generations_at_their_maxima(tmp_path: Path) -> None:
     generation = await make(tmp_path, clean=False)
     found = opened(tmp_path)

@@ -1,0 +1,221 @@
+"""Delivers messages that have waited for a delay level or for a time of their own: appends those
+that are due, in one batch, to the topics that they are meant for.
+
+Those of our form are relayed together, without a look at each. What is damaged, dropped or of
+another form gets a look of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import compress
+from typing import NamedTuple, Protocol
+
+from cometmq.clock import Clock
+from cometmq.errors import PropertiesTooLarge, StoreDamaged
+from cometmq.format import delayed, timers
+from cometmq.format.record import Record
+from cometmq.format.relay import Relayed, relay
+from cometmq.format.relay_run import RelayRun, delivery_targets
+from cometmq.member.read.records import read_each, read_joined
+from cometmq.member.relay import RelayWriter
+from cometmq.member.state.keeper import StateKeeper
+from cometmq.member.storage.member_storage import MemberStorage
+from cometmq.model import QueueKey
+from cometmq.store.log.commitlog import Span
+from cometmq.telemetry import fields
+
+log = logging.getLogger(__name__)
+
+TURN_COUNT_MAX = 1024
+TURN_COUNT_MIN = 16
+TURN_BYTES_MAX = 1 << 20
+TURN_S = 0.005  # what a turn is to take of the event loop
+EACH_COUNT_MAX = 256  # of messages that have to be looked at one by one
+
+
+class DueMessage(NamedTuple):
+    """``offset``: its place in the queue in which it waits."""
+
+    span: Span
+    offset: int
+
+
+class Delivered(NamedTuple):
+    """The first ``done_count`` messages wait no more; ``appended_count`` of them were appended."""
+
+    done_count: int
+    appended_count: int
+
+
+class Gone(Protocol):
+    """Which messages of the queue are not delivered, as ``messaging.timers.TimerTable`` knows."""
+
+    @property
+    def skips(self) -> Mapping[int, int]:
+        """By their offsets: those that were recalled."""
+        ...
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """By their topics: those below these offsets. The topic was deleted since."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NoneGone:
+    """All are delivered."""
+
+    skips: Mapping[int, int] = field(default_factory=dict)
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+
+class Delivery:
+    """Belongs to the event loop. ``noun``: what the log calls a message. ``count_gone`` gets
+    "dropped" or "lost" for each message that is not delivered. ``turn_count``: how many messages
+    the next turn should take, so that it keeps the event loop for a moment only.
+    """
+
+    def __init__(
+        self,
+        storage: MemberStorage,
+        keeper: StateKeeper,
+        relays: RelayWriter,
+        clock: Clock,
+        noun: str,
+        gone: Gone,
+        count_gone: Callable[[str], object],
+    ) -> None:
+        self.turn_count = TURN_COUNT_MIN
+        self._storage = storage
+        self._keeper = keeper
+        self._relays = relays
+        self._clock = clock
+        self._noun = noun
+        self._gone = gone
+        self._count_gone = count_gone
+        # A batch lies in one log file.
+        self._turn_bytes_max = min(TURN_BYTES_MAX, storage.store.log_file_bytes // 4)
+
+    def fitting(self, sizes_bytes: Iterable[int]) -> int:
+        """How many of the first of these fit one batch; at least one."""
+        left = self._turn_bytes_max
+        count = 0
+        for size in sizes_bytes:
+            left -= size
+            if left < 0 and count:
+                break
+            count += 1
+        return count
+
+    async def deliver(self, due: Sequence[DueMessage]) -> Delivered:
+        """Append some of the first of these, all or nothing; at least one is done if there is one.
+        Raises what ``MemberStorage.append_relayed`` raises, StoreFailed, Shortage.
+        """
+        return await self._deliver_run(due) or await self._deliver_each(due[:EACH_COUNT_MAX])
+
+    async def _deliver_run(self, due: Sequence[DueMessage]) -> Delivered | None:
+        """Those of the first that have our form. None: the first one needs a look."""
+        found = await read_joined(self._storage.store, [one.span for one in due])
+        if found is None:
+            return None
+        begun_s = self._clock.monotonic_s()
+        sources, places = found
+        left: Sequence[int] = range(len(due))
+        if skips := self._gone.skips:  # while they were read some may have been recalled
+            is_wanted = [one.offset not in skips for one in due]
+            left, places = [*compress(left, is_wanted)], array("I", compress(places, is_wanted))
+        texts, chosen = delivery_targets(sources, places)
+        queues = [self._plain_queue(text) for text in texts]
+        if None in queues:
+            closer = {index for index, queue in enumerate(queues) if queue is None}
+            del chosen[next(at for at, index in enumerate(chosen) if index in closer) :]
+        done = left[len(chosen)] if len(chosen) < len(left) else len(due)
+        if not done and due:
+            return None
+        if chosen:
+            self._relays.append_run(_run(sources, places[: len(chosen)], chosen, queues))
+        self._fit_turn(len(chosen), self._clock.monotonic_s() - begun_s)
+        return Delivered(done, len(chosen))
+
+    def _plain_queue(self, text: bytes) -> QueueKey | None:
+        """The queue that all messages with this target go to; None: each needs a look."""
+        target = delayed.target_of_text(text)
+        if target[0] in self._gone.dropped:
+            return None
+        queue = self._queue(target)
+        return None if isinstance(queue, str) else queue
+
+    async def _deliver_each(self, due: Sequence[DueMessage]) -> Delivered:
+        """The same, one by one."""
+        found = await read_each(self._storage.store, [one.span for one in due])
+        begun_s = self._clock.monotonic_s()
+        relayed: list[Relayed] = []
+        for message, one in zip(due, found, strict=True):
+            if message.offset in self._gone.skips:  # recalled while it was read
+                continue
+            if not isinstance(one, Record):
+                self.lose(message.span[0], str(one))
+            elif queue := self.target(one, message.offset):
+                try:
+                    relayed.append(relay(one, *queue, self._relays.host))
+                except (StoreDamaged, PropertiesTooLarge) as error:
+                    self.lose(one.log_offset, str(error))
+        if relayed:
+            self._relays.append(relayed)
+        self._fit_turn(len(relayed), self._clock.monotonic_s() - begun_s)
+        return Delivered(len(due), len(relayed))
+
+    # --- where a message goes ---------------------------------------------------------------------
+
+    def target(self, found: Record, offset: int) -> QueueKey | None:
+        """The queue that a message goes to; None: none, it is dropped."""
+        if timers.recalls(found.raw_properties):  # a tombstone: its work is done
+            return None
+        target = delayed.target_of(found.raw_properties)
+        queue = "it names no topic" if target is None else self._queue(target, offset)
+        if not isinstance(queue, str):
+            return queue
+        log.warning("%s is dropped", self._noun, extra=fields(at=found.log_offset, reason=queue))
+        self._count_gone("dropped")
+        return None
+
+    def _queue(self, target: QueueKey, offset: int | None = None) -> QueueKey | str:
+        """The queue for messages that are meant for ``target``, or why there is none."""
+        topic, queue_id = target
+        config = self._keeper.state.topics.find(topic)
+        if config is None or topic in self._keeper.closing:
+            return f"topic {topic} is gone"
+        if offset is not None and offset < self._gone.dropped.get(topic, 0):
+            return f"topic {topic} was deleted since, and created again"
+        delivery_queue_id = config.delivery_queue_id(queue_id)
+        if delivery_queue_id is None:
+            return f"topic {topic} has no queue"
+        return topic, delivery_queue_id
+
+    def lose(self, log_offset: int, reason: str) -> None:
+        """A message is damaged or gone."""
+        log.error("%s is lost", self._noun, extra=fields(at=log_offset, reason=reason))
+        self._count_gone("lost")
+
+    def _fit_turn(self, count: int, spent_s: float) -> None:
+        if count >= self.turn_count // 2:
+            fitting = int(count * TURN_S / max(spent_s, 1e-4))
+            self.turn_count = min(TURN_COUNT_MAX, max(TURN_COUNT_MIN, fitting))
+
+
+def _run(
+    sources: bytes, places: array[int], chosen: array[int], queues: Sequence[QueueKey | None]
+) -> RelayRun:
+    """``queues`` may come twice, and some may get nothing."""
+    numbers: dict[QueueKey, int] = {}
+    for index in dict.fromkeys(chosen):
+        queue = queues[index]
+        assert queue is not None, index
+        numbers.setdefault(queue, len(numbers))
+    renumbered = [-1 if queue is None else numbers.get(queue, -1) for queue in queues]
+    chosen = array("I", map(renumbered.__getitem__, chosen))
+    return RelayRun(sources, places, chosen, tuple(numbers))
