@@ -419,11 +419,17 @@ async def delete_idle_groups(
     return done
 
 
+def _message_model(member: broker_pb2.GroupMember) -> str:
+    if member.mode == broker_pb2.CONSUME_MODE_POP:
+        return "pop"
+    return "broadcasting" if member.is_broadcasting else "clustering"
+
+
 def _member_view(member: broker_pb2.GroupMember) -> GroupMemberView:
     return GroupMemberView(
         member.client_id,
         {s.topic: _wanted(s.filter) for s in member.subscriptions},
-        "broadcasting" if member.is_broadcasting else "clustering",
+        _message_model(member),
         member.allocation,
         sum(len(held.queue_ids) for held in member.held),
         member.session_ms,

@@ -304,7 +304,7 @@ class GroupMemberView:
     client_id: str
     # Topic → tags, or one SQL92 expression; none = every message.
     subscriptions: dict[str, list[str]]
-    message_model: str  # "clustering" or "broadcasting"
+    message_model: str  # "clustering", "broadcasting", or "pop": it receives
     allocation: str  # how it divides the queues; empty: it does not tell
     held_queue_count: int  # queues that it reads, or is about to; 0: none, or it does not tell
     session_ms: int = 0  # how long it stays a member when it has gone; 0: it is no static member

@@ -346,7 +346,9 @@ class SimpleConsumerOptions(ConsumerOptions):
 
     client_id: str = field(
         default_factory=new_client_id,
-        metadata=_about("Whose read quota counts; default host@pid@random.", "clientId"),
+        metadata=_about(
+            "Unique within the group; whose read quota counts; default host@pid@random.", "clientId"
+        ),
     )
     invisible_ms: int = _option(
         30_000,

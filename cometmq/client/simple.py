@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Collection
 from types import TracebackType
 from typing import Self
@@ -22,7 +22,9 @@ from cometmq.client.options import (
     backoff_policy,
     options_of,
 )
+from cometmq.client.pop.acks import Acks
 from cometmq.client.pop.calls import Lease, PopAnswer, PopCalls, ack_items, not_held
+from cometmq.client.pop.member import PopMember
 from cometmq.client.reading.long_poller import LongPoller
 from cometmq.client.reading.offsets import BrokerCalls
 from cometmq.client.received import ReceivedMessage
@@ -38,14 +40,13 @@ from cometmq.errors import (
 )
 from cometmq.model import Filter, QueueRef
 from cometmq.rpc.retry import Backoff
-from cometmq.rpc.tasks import Tasks
+from cometmq.rpc.tasks import Tasks, is_cancelled, stop_all
 from cometmq.v1 import broker_pb2
 
 RECEIVE_COUNT_MAX = 1_024
 WAIT_MS_MAX = 3_600_000
+PATIENCE_S = 0.25  # for a broker group's answer, before another one is asked
 _FORGOTTEN_MIN = 1_024  # messages held before those whose time is over are looked for
-
-_Place = tuple[QueueRef, int]  # of a message: queue, queue offset
 
 
 class SimpleConsumer:
@@ -79,7 +80,7 @@ class SimpleConsumer:
         self._routes = RouteWatcher(
             self._connections,
             Backoff(backoff_policy(self._options), random.Random()),
-            lambda _topic: None,
+            lambda _topic: self._queues_changed(),
             namespace=namespace,
         )
         self._calls = BrokerCalls(
@@ -98,17 +99,27 @@ class SimpleConsumer:
         self._pop = PopCalls(
             self._calls, self._routes, self._options, self._long_poller, self._subscriptions
         )
+        self._member = PopMember(self._options, self._calls, self._pop, self._subscriptions)
         self._failures = Backoff(backoff_policy(self._options), random.Random())
-        self._held: dict[_Place, Lease] = {}
+        self._acks = Acks(self._pop)
+        # The lease of each message that was received and is not done, by queue and queue offset.
+        self._held: defaultdict[QueueRef, dict[int, Lease]] = defaultdict(dict)
+        self._forget_at = _FORGOTTEN_MIN  # so many messages held
         self._rounds = 0  # says which broker group is asked first
+        # Calls that had no answer in time, by broker group, and what such a call brought too many.
+        self._late: defaultdict[str, list[asyncio.Task[PopAnswer]]] = defaultdict(list)
+        self._left: deque[ReceivedMessage] = deque()
+        # After these answers nothing has come: who waits next begins there and asks no broker.
+        self._idle: dict[str, PopAnswer] | None = None
         self._open = False
-        self._closing = asyncio.Event()
+        self._sooner = asyncio.Event()  # a late answer has come, or the consumer is closed
 
     async def __aenter__(self) -> Self:
         self._connections.begin()
         self._routes.start(self._tasks)
         self._long_poller.start(self._tasks)
         self._tracing.start(self._tasks)
+        self._member.start(self._tasks)
         self._open = self._replier.is_open = True
         return self
 
@@ -116,9 +127,12 @@ class SimpleConsumer:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         self._open = False
-        self._closing.set()
+        self._sooner.set()
         try:
+            await stop_all([task for some in self._late.values() for task in some])
+            await self._acks.close()
             await self._replier.close()
+            await self._member.leave()
             await self._tracing.close(flush=not isinstance(error, asyncio.CancelledError))
             await self._tasks.stop()
         finally:
@@ -137,6 +151,7 @@ class SimpleConsumer:
         wanted = filter_of(expression, sql)
         await self._routes.wait_for(check_topic(topic), self._calls.timeout_s)
         self._subscriptions[topic] = wanted
+        self._queues_changed()
 
     async def unsubscribe(self, topic: str) -> None:
         """Receives from the topic no more. A topic that is not subscribed to is no error. Raises
@@ -144,6 +159,12 @@ class SimpleConsumer:
         """
         self._check_open()
         self._subscriptions.pop(check_topic(topic), None)
+        self._queues_changed()
+
+    def _queues_changed(self) -> None:
+        self._idle = None
+        self._sooner.set()
+        self._member.look_again()
 
     async def reply(self, message: ReceivedMessage, body: bytes) -> SendReceipt:
         """Replies to a request that a consumer has received, as ``Producer.reply`` does."""
@@ -178,26 +199,58 @@ class SimpleConsumer:
             raise InvalidRequest(f"wait_ms is 0 to {WAIT_MS_MAX}, not {wait_ms!r}.")
         if not self._subscriptions:
             raise InvalidRequest("Nothing is subscribed to.")
+        try:
+            return await self._receive(count_max, invisible_ms, wait_ms / 1000)
+        except (asyncio.CancelledError, CometError) as error:
+            if self._open or is_cancelled(error):
+                raise
+            raise ClientClosed("The consumer was closed.") from None  # with its connections
+
+    async def _receive(
+        self, count_max: int, invisible_ms: int, wait_s: float
+    ) -> list[ReceivedMessage]:
         loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + wait_ms / 1000
+        deadline_s = loop.time() + wait_s
+        self._sooner.clear()
+        if wait_s and not await self._has_come(wait_s):
+            return []
         while True:
+            self._sooner.clear()
+            self._check_open()
             answers: dict[str, PopAnswer] = {}
             found, error = await self._ask_all(count_max, invisible_ms, answers)
             left_s = deadline_s - loop.time()
-            if found:
-                return found
-            if left_s <= 0:
-                if error is not None and not answers:
+            if found or left_s <= 0:
+                if error is not None and not found and not answers:
                     raise error
-                return []
+                return found
             if any(answer.has_more for answer in answers.values()):
                 continue
-            if error is not None:
-                await self._calls.wait(min(left_s, self._failures.next_s()))
-            else:
-                self._failures.reset()
-                await self._pop.arrival(answers, left_s, self._closing)
-            self._check_open()
+            if not await self._wait(answers, error, left_s):
+                return []
+
+    async def _has_come(self, wait_s: float) -> bool:
+        """Whether something may have come since the last receive that waited to its end."""
+        if self._idle is not None and not self._left:
+            if not await self._pop.arrival(self._idle, wait_s, self._sooner):
+                return False
+            self._idle = None
+        return True
+
+    async def _wait(
+        self, answers: dict[str, PopAnswer], error: CometError | None, left_s: float
+    ) -> bool:
+        """Whether to ask again; False: the time is over, and nothing has come."""
+        if error is not None:
+            left_s = min(left_s, self._failures.next_s())
+        else:
+            self._failures.reset()
+        if not self._open or await self._pop.arrival(answers, left_s, self._sooner):
+            return True
+        if error is not None or any(self._late.values()):
+            return True
+        self._idle = answers
+        return False
 
     async def _ask_all(
         self, count_max: int, invisible_ms: int, answers: dict[str, PopAnswer]
@@ -206,6 +259,8 @@ class SimpleConsumer:
         one: messages in hand wait for no other group, which may not answer. Raises an error that no
         retry can mend, unless another group has given something.
         """
+        if left := self._take_left(count_max):
+            return left, None
         groups = self._pop.broker_groups()
         self._rounds += 1
         first = self._rounds % max(1, len(groups))
@@ -213,30 +268,67 @@ class SimpleConsumer:
         failed: CometError | None = None
         for broker_group in groups[first:] + groups[:first]:
             try:
-                answer = await self._pop.receive(broker_group, count_max, invisible_ms)
+                answer = await self._ask(broker_group, count_max, invisible_ms, len(groups))
             except CometError as error:
                 failed = error
+                continue
+            if answer is None:
                 continue
             answers[broker_group] = answer
             found = await self._taken(broker_group, answer)
             if found:
+                self._left.extend(found[count_max:])
+                found = found[:count_max]
                 break
         if failed is not None and failed.retry is Retry.NEVER and not found:
             raise failed
         return found, failed
+
+    async def _ask(
+        self, broker_group: str, count_max: int, invisible_ms: int, group_count: int
+    ) -> PopAnswer | None:
+        """None: it is late. Its answer is taken when it has come; nobody asks it meanwhile."""
+        if group_count == 1:
+            return await self._pop.receive(broker_group, count_max, invisible_ms)
+        late = self._late[broker_group]
+        if late:
+            come = next((task for task in late if task.done()), None)
+            if come is None:
+                return None
+            late.remove(come)
+            return come.result()
+        task = asyncio.create_task(self._pop.receive(broker_group, count_max, invisible_ms))
+        try:
+            await asyncio.wait([task], timeout=PATIENCE_S)
+        finally:
+            if not task.done():
+                late.append(task)
+                task.add_done_callback(lambda _: self._sooner.set())
+        return task.result() if task.done() else None
+
+    def _take_left(self, count_max: int) -> list[ReceivedMessage]:
+        """Messages that came too many, and are this consumer's still."""
+        now_s = asyncio.get_running_loop().time()
+        taken: list[ReceivedMessage] = []
+        while self._left and len(taken) < count_max:
+            message = self._left.popleft()
+            lease = self._lease_of(message)
+            if lease is not None and now_s < lease.until_s:
+                taken.append(message)
+        return taken
 
     async def _taken(self, broker_group: str, answer: PopAnswer) -> list[ReceivedMessage]:
         """The messages that the application wants; the others are acknowledged."""
         taken: list[ReceivedMessage] = []
         passed: list[broker_pb2.AckItem] = []
         for run in answer.runs:
-            kept = self._pop.kept(run.messages)
+            kept = self._pop.kept(run)
             if len(kept) < len(run.messages):
                 keep = {one.queue_offset for one in kept}
                 others = {one.queue_offset for one in run.messages} - keep
                 passed += ack_items(run.lease, others)
-            for message in kept:
-                self._held[message.queue, message.queue_offset] = run.lease
+            offsets = [message.queue_offset for message in kept]
+            self._held[run.lease.queue].update(dict.fromkeys(offsets, run.lease))
             taken += kept
         if self._tracer is not None:
             self._tracer.received(self._calls.group, taken)
@@ -247,13 +339,14 @@ class SimpleConsumer:
 
     def _forget(self) -> None:
         """Messages whose time is over: others may have them."""
-        if len(self._held) < _FORGOTTEN_MIN:
+        count = sum(map(len, self._held.values()))
+        if count < self._forget_at:
             return
         now_s = asyncio.get_running_loop().time()
-        over = [place for place, lease in self._held.items() if lease.until_s < now_s]
-        if len(over) > len(self._held) // 2:
-            for place in over:
-                del self._held[place]
+        for queue, held in self._held.items():
+            left = {offset: lease for offset, lease in held.items() if lease.until_s >= now_s}
+            self._held[queue] = left
+        self._forget_at = max(_FORGOTTEN_MIN, 2 * sum(map(len, self._held.values())))
 
     # --- acknowledge ------------------------------------------------------------------------------
 
@@ -272,14 +365,23 @@ class SimpleConsumer:
         by_group: defaultdict[str, defaultdict[Lease, set[int]]] = defaultdict(
             lambda: defaultdict(set)
         )
+        queue: QueueRef | None = None
+        held: dict[int, Lease] = {}
+        leases: defaultdict[Lease, set[int]] = defaultdict(set)
         for message in messages:
-            lease = self._lease_of(message)
+            _check_received(message)
+            if message.queue is not queue:  # neighbours are mostly of one queue
+                queue = message.queue
+                held, leases = self._held.get(queue, {}), by_group[queue.broker_group]
+            offset = message.queue_offset
+            lease = held.get(offset)
             if lease is None:
                 first_error = first_error or not_held(message)
             else:
-                by_group[message.queue.broker_group][lease].add(message.queue_offset)
-        for broker_group, leases in by_group.items():
-            first_error = await self._ack_at(broker_group, leases) or first_error
+                leases[lease].add(offset)
+        calls = (self._ack_at(broker_group, leases) for broker_group, leases in by_group.items())
+        for error in await asyncio.gather(*calls):
+            first_error = first_error or error
         if first_error is not None:
             raise self._calls.namespace.strip(first_error)
         if self._tracer is not None:
@@ -291,7 +393,7 @@ class SimpleConsumer:
         deadline_s = loop.time() + self._calls.timeout_s
         refused: CometError | None = None
         while True:
-            answers = await self._pop.acknowledge(broker_group, [item for _, item in pairs])
+            answers = await self._acks.acknowledge(broker_group, [item for _, item in pairs])
             again = []
             failed: CometError | None = None  # for now
             for (lease, item), error in zip(pairs, answers, strict=True):
@@ -300,9 +402,10 @@ class SimpleConsumer:
                     failed = failed or error
                     continue
                 refused = refused or error
-                for offset in range(item.first_offset, item.first_offset + item.count):
-                    if self._held.get((lease.queue, offset)) is lease:  # not a newer one
-                        del self._held[lease.queue, offset]
+                held, first = self._held[lease.queue], item.first_offset
+                for offset in range(first, first + item.count):
+                    if held.get(offset) is lease:  # not a newer one
+                        del held[offset]
             if not again or loop.time() >= deadline_s:
                 return refused or failed
             pairs = again
@@ -324,19 +427,24 @@ class SimpleConsumer:
         if isinstance(answer, CometError):
             raise self._calls.namespace.strip(answer)
         invisible_s = invisible_ms / 1000
-        self._held[message.queue, message.queue_offset] = Lease(
+        self._held[message.queue][message.queue_offset] = Lease(
             message.queue, answer.handle, invisible_s, asked_s + invisible_s
         )
 
-    def _lease_of(self, message: object) -> Lease | None:
+    def _lease_of(self, message: ReceivedMessage) -> Lease | None:
         """None: this consumer has not got it, or no longer. InvalidRequest: it is no message."""
-        if not isinstance(message, ReceivedMessage):
-            raise InvalidRequest(f"A received message is wanted, not {type(message).__name__}.")
-        return self._held.get((message.queue, message.queue_offset))
+        _check_received(message)
+        return self._held.get(message.queue, {}).get(message.queue_offset)
 
     def _check_open(self) -> None:
         if not self._open:
             raise ClientClosed("The consumer is not open.")
+
+
+def _check_received(message: object) -> None:
+    """Raises InvalidRequest."""
+    if not isinstance(message, ReceivedMessage):
+        raise InvalidRequest(f"A received message is wanted, not {type(message).__name__}.")
 
 
 def check_invisible_ms(invisible_ms: object) -> None:

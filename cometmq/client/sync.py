@@ -45,6 +45,7 @@ class _Sync(Generic[Client]):
     def __init__(self, client: Client) -> None:
         self._client = client
         self._loop: asyncio.AbstractEventLoop | None = None  # while the block lasts
+        self._waiting: set[concurrent.futures.Future[Any]] = set()  # calls of all threads
 
     def __enter__(self) -> Self:
         _check_no_loop()
@@ -84,21 +85,35 @@ class _Sync(Generic[Client]):
         assert loop is not None
         loop.call_soon_threadsafe(self._ended.set)
         self._thread.join()
+        for answer in list(self._waiting):  # its loop has gone
+            answer.cancel()
 
     def _wait(self, call: Coroutine[Any, Any, Answer]) -> Answer:
         try:
             _check_no_loop()
-            if self._loop is None:
+            if (loop := self._loop) is None:
                 raise ClientClosed("The client is not open: use it inside `with`.")
+            try:
+                answer = asyncio.run_coroutine_threadsafe(call, loop)
+            except RuntimeError:  # another thread has left the block meanwhile
+                raise ClientClosed("The client was closed.") from None
         except CometError:
             call.close()
             raise
-        answer = asyncio.run_coroutine_threadsafe(call, self._loop)
+        self._waiting.add(answer)
         try:
+            if self._loop is not loop:
+                answer.cancel()
             return answer.result()
+        except concurrent.futures.CancelledError:
+            if self._loop is loop:
+                raise
+            raise ClientClosed("The client was closed.") from None
         except BaseException:  # Ctrl-C while it waits, for one
             answer.cancel()
             raise
+        finally:
+            self._waiting.discard(answer)
 
 
 class Producer(_Sync[producer.Producer]):

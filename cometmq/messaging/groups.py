@@ -94,7 +94,8 @@ class MemberDetails:
     ``instance_id``: of the running consumer; another one under the same client id is another
     client. ``allocation``: how it divides the queues. ``held``: queues that it reads, or is about
     to. ``retry_times_max`` is for the broker; None: the member says nothing.
-    ``session_ms``: how long it stays a member without a stream; 0: not at all.
+    ``session_ms``: how long it stays a member without a stream; 0: not at all. ``receives``: it
+    receives (POP), and divides no queues.
     """
 
     instance_id: str = ""
@@ -103,6 +104,7 @@ class MemberDetails:
     is_broadcasting: bool = False
     retry_times_max: int | None = None
     session_ms: int = 0
+    receives: bool = False
 
 
 NO_DETAILS = MemberDetails()

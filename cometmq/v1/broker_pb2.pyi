@@ -1557,6 +1557,7 @@ class JoinGroupRequest(_message.Message):
     HELD_FIELD_NUMBER: _builtins.int
     IS_BROADCASTING_FIELD_NUMBER: _builtins.int
     SESSION_MS_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
     RETRY_TIMES_MAX_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     """Consumer group name, 1 to 255 characters of %|a-zA-Z0-9_- ; the same in every request of the stream."""
@@ -1576,6 +1577,10 @@ class JoinGroupRequest(_message.Message):
     """How long the client stays a member after its stream has ended, in milliseconds, 0 to 1,800,000: until then it is away, and
     nobody else gets its queues. The last request of the stream counts: 0 = the membership ends with the stream. A restart of the broker and a
     fail-over forget who is away.
+    """
+    mode: Global___ConsumeMode.ValueType
+    """POP: it receives, and divides no queues. It is told neither of the other members nor of resets, and its group is made with this mode.
+    Refused (GROUP_MODE_MISMATCH) where the group pulls. Else: it divides the queues. The same in every request of the stream.
     """
     retry_times_max: _builtins.int
     """Tries of a message that was sent back, before it is a dead letter, 0 to 1,000,000. Of the group's members the one that joined
@@ -1602,11 +1607,12 @@ class JoinGroupRequest(_message.Message):
         held: _abc.Iterable[Global___HeldQueues] | None = ...,
         is_broadcasting: _builtins.bool = ...,
         session_ms: _builtins.int = ...,
+        mode: Global___ConsumeMode.ValueType = ...,
         retry_times_max: _builtins.int | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_retry_times_max", b"_retry_times_max", "retry_times_max", b"retry_times_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retry_times_max", b"_retry_times_max", "allocation", b"allocation", "client_id", b"client_id", "group", b"group", "held", b"held", "instance_id", b"instance_id", "is_broadcasting", b"is_broadcasting", "retry_times_max", b"retry_times_max", "session_ms", b"session_ms", "subscriptions", b"subscriptions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retry_times_max", b"_retry_times_max", "allocation", b"allocation", "client_id", b"client_id", "group", b"group", "held", b"held", "instance_id", b"instance_id", "is_broadcasting", b"is_broadcasting", "mode", b"mode", "retry_times_max", b"retry_times_max", "session_ms", b"session_ms", "subscriptions", b"subscriptions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__retry_times_max: _TypeAlias = _typing.Literal["retry_times_max"]  # noqa: Y015
     _WhichOneofArgType__retry_times_max: _TypeAlias = _typing.Literal["_retry_times_max", b"_retry_times_max"]  # noqa: Y015
@@ -1660,6 +1666,7 @@ class GroupMember(_message.Message):
     IS_BROADCASTING_FIELD_NUMBER: _builtins.int
     SESSION_MS_FIELD_NUMBER: _builtins.int
     IS_AWAY_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """The client's name."""
     instance_id: _builtins.str
@@ -1672,6 +1679,8 @@ class GroupMember(_message.Message):
     """As it told."""
     is_away: _builtins.bool
     """Its stream has ended, and its session has not: it is a member, and reads nothing now."""
+    mode: Global___ConsumeMode.ValueType
+    """POP: it receives; the queues are divided among the others."""
     @_builtins.property
     def subscriptions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Subscription]:
         """What it reads."""
@@ -1691,10 +1700,11 @@ class GroupMember(_message.Message):
         is_broadcasting: _builtins.bool = ...,
         session_ms: _builtins.int = ...,
         is_away: _builtins.bool = ...,
+        mode: Global___ConsumeMode.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation", b"allocation", "client_id", b"client_id", "held", b"held", "instance_id", b"instance_id", "is_away", b"is_away", "is_broadcasting", b"is_broadcasting", "session_ms", b"session_ms", "subscriptions", b"subscriptions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation", b"allocation", "client_id", b"client_id", "held", b"held", "instance_id", b"instance_id", "is_away", b"is_away", "is_broadcasting", b"is_broadcasting", "mode", b"mode", "session_ms", b"session_ms", "subscriptions", b"subscriptions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2436,6 +2446,9 @@ class ReceivePosition(_message.Message):
 
     QUEUE_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
+    RETURN_NUMBER_FIELD_NUMBER: _builtins.int
+    return_number: _builtins.int
+    """Up to which of the queue's returns of messages to the group this answer has looked (GroupReturn.number)."""
     @_builtins.property
     def queue(self) -> _common_pb2.QueueRef:
         """The queue."""
@@ -2449,10 +2462,11 @@ class ReceivePosition(_message.Message):
         *,
         queue: _common_pb2.QueueRef | None = ...,
         position: _common_pb2.Position | None = ...,
+        return_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["position", b"position", "queue", b"queue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["position", b"position", "queue", b"queue"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["position", b"position", "queue", b"queue", "return_number", b"return_number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2468,10 +2482,13 @@ class ReceiveResponse(_message.Message):
     HAS_MORE_FIELD_NUMBER: _builtins.int
     AGAIN_MS_FIELD_NUMBER: _builtins.int
     POSITIONS_FIELD_NUMBER: _builtins.int
+    IS_BLOCKED_FIELD_NUMBER: _builtins.int
     has_more: _builtins.bool
     """More was there to look at: ask again at once, also when `runs` is empty."""
     again_ms: _builtins.int
     """Milliseconds until messages may be there that others have now; 0 = nobody has any."""
+    is_blocked: _builtins.bool
+    """Messages are there that wait for others of their message group: an acknowledgement may free them."""
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReceivedRun]:
         """What was given; a run for each queue and delivery attempt."""
@@ -2487,10 +2504,11 @@ class ReceiveResponse(_message.Message):
         has_more: _builtins.bool = ...,
         again_ms: _builtins.int = ...,
         positions: _abc.Iterable[Global___ReceivePosition] | None = ...,
+        is_blocked: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["again_ms", b"again_ms", "has_more", b"has_more", "positions", b"positions", "runs", b"runs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["again_ms", b"again_ms", "has_more", b"has_more", "is_blocked", b"is_blocked", "positions", b"positions", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

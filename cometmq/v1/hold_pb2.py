@@ -26,7 +26,7 @@ from cometmq.v1 import broker_pb2 as cometmq_dot_v1_dot_broker__pb2
 from cometmq.v1 import common_pb2 as cometmq_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x63ometmq/v1/hold.proto\x12\ncometmq.v1\x1a\x17\x63ometmq/v1/broker.proto\x1a\x17\x63ometmq/v1/common.proto\"\x86\x01\n\x0bHoldRequest\x12\x14\n\x0c\x62roker_group\x18\x01 \x01(\t\x12%\n\x04pull\x18\x02 \x01(\x0b\x32\x17.cometmq.v1.PullRequest\x12\x0f\n\x07hold_ms\x18\x03 \x01(\x05\x12\x13\n\x0b\x61nswers_max\x18\x04 \x01(\x05\x12\x14\n\x0c\x61rrival_only\x18\x05 \x01(\x08\"6\n\x0cHoldResponse\x12&\n\x04pull\x18\x01 \x01(\x0b\x32\x18.cometmq.v1.PullResponse\"\x7f\n\x11HoldStreamRequest\x12\x0f\n\x07hold_id\x18\x01 \x01(\x04\x12\'\n\x04hold\x18\x02 \x01(\x0b\x32\x17.cometmq.v1.HoldRequestH\x00\x12(\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x16.cometmq.v1.CancelHoldH\x00\x42\x06\n\x04kind\"\x0c\n\nCancelHold\"\x84\x01\n\x12HoldStreamResponse\x12\x0f\n\x07hold_id\x18\x01 \x01(\x04\x12 \n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.cometmq.v1.Error\x12*\n\x08response\x18\x03 \x01(\x0b\x32\x18.cometmq.v1.HoldResponse\x12\x0f\n\x07goes_on\x18\x04 \x01(\x08\x32\x99\x01\n\x0bHoldService\x12O\n\nHoldStream\x12\x1d.cometmq.v1.HoldStreamRequest\x1a\x1e.cometmq.v1.HoldStreamResponse(\x01\x30\x01\x12\x39\n\x04Hold\x12\x17.cometmq.v1.HoldRequest\x1a\x18.cometmq.v1.HoldResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x63ometmq/v1/hold.proto\x12\ncometmq.v1\x1a\x17\x63ometmq/v1/broker.proto\x1a\x17\x63ometmq/v1/common.proto\"\x9d\x01\n\x0bHoldRequest\x12\x14\n\x0c\x62roker_group\x18\x01 \x01(\t\x12%\n\x04pull\x18\x02 \x01(\x0b\x32\x17.cometmq.v1.PullRequest\x12\x0f\n\x07hold_ms\x18\x03 \x01(\x05\x12\x13\n\x0b\x61nswers_max\x18\x04 \x01(\x05\x12\x14\n\x0c\x61rrival_only\x18\x05 \x01(\x08\x12\x15\n\rreturn_number\x18\x06 \x01(\x04\"M\n\x0cHoldResponse\x12&\n\x04pull\x18\x01 \x01(\x0b\x32\x18.cometmq.v1.PullResponse\x12\x15\n\rreturn_number\x18\x02 \x01(\x04\"\x7f\n\x11HoldStreamRequest\x12\x0f\n\x07hold_id\x18\x01 \x01(\x04\x12\'\n\x04hold\x18\x02 \x01(\x0b\x32\x17.cometmq.v1.HoldRequestH\x00\x12(\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x16.cometmq.v1.CancelHoldH\x00\x42\x06\n\x04kind\"\x0c\n\nCancelHold\"\x84\x01\n\x12HoldStreamResponse\x12\x0f\n\x07hold_id\x18\x01 \x01(\x04\x12 \n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.cometmq.v1.Error\x12*\n\x08response\x18\x03 \x01(\x0b\x32\x18.cometmq.v1.HoldResponse\x12\x0f\n\x07goes_on\x18\x04 \x01(\x08\x32\x99\x01\n\x0bHoldService\x12O\n\nHoldStream\x12\x1d.cometmq.v1.HoldStreamRequest\x1a\x1e.cometmq.v1.HoldStreamResponse(\x01\x30\x01\x12\x39\n\x04Hold\x12\x17.cometmq.v1.HoldRequest\x1a\x18.cometmq.v1.HoldResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,15 +34,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'cometmq.v1.hold_pb2', _glob
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HOLDREQUEST']._serialized_start=88
-  _globals['_HOLDREQUEST']._serialized_end=222
-  _globals['_HOLDRESPONSE']._serialized_start=224
-  _globals['_HOLDRESPONSE']._serialized_end=278
-  _globals['_HOLDSTREAMREQUEST']._serialized_start=280
-  _globals['_HOLDSTREAMREQUEST']._serialized_end=407
-  _globals['_CANCELHOLD']._serialized_start=409
-  _globals['_CANCELHOLD']._serialized_end=421
-  _globals['_HOLDSTREAMRESPONSE']._serialized_start=424
-  _globals['_HOLDSTREAMRESPONSE']._serialized_end=556
-  _globals['_HOLDSERVICE']._serialized_start=559
-  _globals['_HOLDSERVICE']._serialized_end=712
+  _globals['_HOLDREQUEST']._serialized_end=245
+  _globals['_HOLDRESPONSE']._serialized_start=247
+  _globals['_HOLDRESPONSE']._serialized_end=324
+  _globals['_HOLDSTREAMREQUEST']._serialized_start=326
+  _globals['_HOLDSTREAMREQUEST']._serialized_end=453
+  _globals['_CANCELHOLD']._serialized_start=455
+  _globals['_CANCELHOLD']._serialized_end=467
+  _globals['_HOLDSTREAMRESPONSE']._serialized_start=470
+  _globals['_HOLDSTREAMRESPONSE']._serialized_end=602
+  _globals['_HOLDSERVICE']._serialized_start=605
+  _globals['_HOLDSERVICE']._serialized_end=758
 # @@protoc_insertion_point(module_scope)

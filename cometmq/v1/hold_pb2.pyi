@@ -29,6 +29,7 @@ class HoldRequest(_message.Message):
     HOLD_MS_FIELD_NUMBER: _builtins.int
     ANSWERS_MAX_FIELD_NUMBER: _builtins.int
     ARRIVAL_ONLY_FIELD_NUMBER: _builtins.int
+    RETURN_NUMBER_FIELD_NUMBER: _builtins.int
     broker_group: _builtins.str
     """The broker group whose queue is read."""
     hold_ms: _builtins.int
@@ -42,6 +43,10 @@ class HoldRequest(_message.Message):
     without messages; the client receives then. Of the holds of `pull.group` on a queue, which it has to name, each 32 messages that arrive
     wake one: the one that has waited longest. The others wait for what comes behind.
     """
+    return_number: _builtins.int
+    """With `arrival_only`: `return_number` of the ReceivePosition. When messages come back to `pull.group` after that, 32 of them wake one hold
+    as those that arrive do.
+    """
     @_builtins.property
     def pull(self) -> _broker_pb2.PullRequest:
         """The pull that found nothing, as it would be sent to the broker again."""
@@ -54,10 +59,11 @@ class HoldRequest(_message.Message):
         hold_ms: _builtins.int = ...,
         answers_max: _builtins.int = ...,
         arrival_only: _builtins.bool = ...,
+        return_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pull", b"pull"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers_max", b"answers_max", "arrival_only", b"arrival_only", "broker_group", b"broker_group", "hold_ms", b"hold_ms", "pull", b"pull"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers_max", b"answers_max", "arrival_only", b"arrival_only", "broker_group", b"broker_group", "hold_ms", b"hold_ms", "pull", b"pull", "return_number", b"return_number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -70,6 +76,9 @@ class HoldResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PULL_FIELD_NUMBER: _builtins.int
+    RETURN_NUMBER_FIELD_NUMBER: _builtins.int
+    return_number: _builtins.int
+    """With `arrival_only`: the number to go on at. Other holds were answered for the returns up to it."""
     @_builtins.property
     def pull(self) -> _broker_pb2.PullResponse:
         """FOUND as soon as there are messages; NOT_FOUND at the end of the hold, with the position to go on at."""
@@ -78,10 +87,11 @@ class HoldResponse(_message.Message):
         self,
         *,
         pull: _broker_pb2.PullResponse | None = ...,
+        return_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pull", b"pull"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pull", b"pull"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pull", b"pull", "return_number", b"return_number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -110,6 +110,7 @@ class Arrival(_message.Message):
     MAX_OFFSET_FIELD_NUMBER: _builtins.int
     TAG_CODES_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
+    RETURNS_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """The queue's generation, from 1."""
     max_offset: _builtins.int
@@ -130,6 +131,12 @@ class Arrival(_message.Message):
     def messages(self) -> Global___InlineMessages:
         """All messages since the last arrival on this stream; absent = pull them."""
 
+    @_builtins.property
+    def returns(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupReturn]:
+        """Groups that receive and got messages back since the last arrival on this stream, at most 1,024: the others come with the next one. The
+        first arrival of a queue has all groups that ever got any from this writer.
+        """
+
     def __init__(
         self,
         *,
@@ -139,14 +146,45 @@ class Arrival(_message.Message):
         max_offset: _builtins.int = ...,
         tag_codes: _abc.Iterable[_builtins.int] | None = ...,
         messages: Global___InlineMessages | None = ...,
+        returns: _abc.Iterable[Global___GroupReturn] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "messages", b"messages", "queue", b"queue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "generation", b"generation", "max_offset", b"max_offset", "messages", b"messages", "queue", b"queue", "tag_codes", b"tag_codes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "generation", b"generation", "max_offset", b"max_offset", "messages", b"messages", "queue", b"queue", "returns", b"returns", "tag_codes", b"tag_codes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Arrival: _TypeAlias = Arrival  # noqa: Y015
+
+@_typing.final
+class GroupReturn(_message.Message):
+    """Messages of a queue that a group may receive again: their invisible time is over, or an acknowledgement has freed their message group."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    """Name of the consumer group."""
+    number: _builtins.int
+    """Higher with each return of the group in the queue, also across a change of the writer."""
+    count: _builtins.int
+    """How many came back with the newest return."""
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        number: _builtins.int = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "group", b"group", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupReturn: _TypeAlias = GroupReturn  # noqa: Y015
 
 @_typing.final
 class InlineMessages(_message.Message):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from functools import partial
 
 from cometmq.errors import CometError
@@ -14,7 +15,7 @@ from cometmq.member.metrics import MemberCollector
 from cometmq.member.read.replica_selector import ReplicaSelector
 from cometmq.member.read.search import Finder
 from cometmq.messaging.state import BrokerState
-from cometmq.model import TopicConfig
+from cometmq.model import QueueKey, TopicConfig
 from cometmq.rpc.shares import Buckets
 from cometmq.telemetry import fields, logger
 from services.broker.groups.clients import ClientList, Senders
@@ -107,7 +108,12 @@ class ClientApi:
             leaving_pop=writer.pop.leaving,
         )
         receives = ReceiveService(writer.pop, storage, core.reader)
-        self.resets = OffsetResets(keeper, storage, core.reader, metrics, groups.tell)
+
+        def was_reset(group: str, keys: Sequence[QueueKey]) -> None:
+            groups.tell(group)
+            writer.pop.was_reset(group, keys)
+
+        self.resets = OffsetResets(keeper, storage, core.reader, metrics, was_reset)
         host = identity.store_host
         replies = Replies(
             storage.store, keeper, Finder(core.reader), identity.cluster, metrics, clock

@@ -163,6 +163,7 @@ class WriterCore:
             self.schedule.run(),
             self.checks.run(),
             self.timers.run(),
+            self.pop.returns.run(),
             self.core.retention.run(),
         ]
 

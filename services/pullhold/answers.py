@@ -25,12 +25,14 @@ _PULL = tag(hold_pb2.HoldResponse.PULL_FIELD_NUMBER)
 class Reply:
     """A pull's response, serialized once however many holds it answers. Not to be changed."""
 
-    __slots__ = ("response", "wire")
+    __slots__ = ("response", "return_number", "wire")
 
-    def __init__(self, response: broker_pb2.PullResponse) -> None:
+    def __init__(self, response: broker_pb2.PullResponse, return_number: int = 0) -> None:
         self.response = response
+        self.return_number = return_number
+        numbers = hold_pb2.HoldResponse(return_number=return_number).SerializeToString()
         # A HoldStreamResponse that lacks its hold_id.
-        self.wire = field(_RESPONSE, field(_PULL, response.SerializeToString()))
+        self.wire = field(_RESPONSE, field(_PULL, response.SerializeToString()), numbers)
 
     @property
     def size_bytes(self) -> int:
@@ -180,7 +182,8 @@ class Answers:
         generation, maximum = self._holds.queues.known(hold.key)
         position = common_pb2.Position(generation=hold.generation or generation, offset=hold.offset)
         return Reply(
-            broker_pb2.PullResponse(status=status, next_position=position, max_offset=maximum)
+            broker_pb2.PullResponse(status=status, next_position=position, max_offset=maximum),
+            hold.return_number,
         )
 
     def _send(

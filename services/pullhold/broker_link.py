@@ -207,6 +207,8 @@ class Link:
                         self._wake(
                             one.key, one.generation, one.maximum, one.codes, one.inline_messages
                         )
+                        for returned in one.returns:
+                            self._wake_returned(one.key, *returned)
                         continue
                     for hold in self._holds.end_queue(one.key, self._clock.monotonic_s()):
                         self._answers.send_error(hold, one.error)
@@ -228,6 +230,11 @@ class Link:
         if inline_messages is not None:
             batch = InlineBatch(generation, inline_messages)
             woken = [hold for hold in woken if not self._answer_inline(batch, hold)]
+        self.pulls.pull(woken)
+
+    def _wake_returned(self, key: ClusterQueue, group: str, number: int, count: int) -> None:
+        woken = self._holds.observe_return(key, group, number, count)
+        self._metrics.wakes.inc(len(woken))
         self.pulls.pull(woken)
 
     def _answer_inline(self, batch: InlineBatch, hold: Hold) -> bool:

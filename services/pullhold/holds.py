@@ -11,6 +11,8 @@ watch. Invariants, which :meth:`Holds.validate` checks:
 - A WAITING hold of a known queue wants an offset at or above the maximum, of the present generation
   or of none: else it would be PULLING. So no arrival can be missed. (A hold of a newer generation
   waits too: the watch is about to report it, and a change of generation wakes all.)
+- A WAITING hold for arrivals has looked up to the newest return of messages to its group, or the
+  return has woken enough others.
 - An unknown queue (its watch is not answered yet, or broke) wakes no hold. Its holds wait for at
   most ``grace_s``, then end: the broker cannot be reached.
 - The tags that came with an arrival are those of all messages above the maximum known before it: a
@@ -96,7 +98,7 @@ class Holds:
     def _begin(self, hold: Hold, queue: Queue) -> None:
         if queue.known is None:
             self._give_grace(hold, queue)
-        elif hold.may_find(queue.known) or hold.is_above(queue.known):
+        elif hold.may_find(queue.known) or hold.is_above(queue.known) or queue.has_returned(hold):
             hold.state = HoldState.PULLING
 
     def go_on(self, hold: Hold, generation: int, offset: int, now_s: float) -> None:
@@ -163,6 +165,28 @@ class Holds:
                 hold.offset = maximum  # another member receives them
             else:
                 self._pass(hold, maximum, now_s)
+        return woken
+
+    def observe_return(self, key: ClusterQueue, group: str, number: int, count: int) -> list[Hold]:
+        """So many messages of a queue came back to a group that receives. Returns the holds to
+        answer, in order of parking: those of this group that looked before, as many as for new
+        messages.
+        """
+        queue = self.queues.find(key)
+        if queue is None or number <= queue.return_numbers.get(group, 0):
+            return []
+        queue.return_numbers[group] = number
+        wakes_left = -(-count // MESSAGES_PER_WAKE)
+        woken = []
+        for hold in queue.holds:
+            if hold.state is not HoldState.WAITING or not queue.has_returned(hold):
+                continue
+            if wakes_left:
+                wakes_left -= 1
+                hold.state = HoldState.PULLING
+                woken.append(hold)
+            else:
+                hold.return_number = queue.return_numbers[hold.arrival_group]
         return woken
 
     def pulled(self, hold: Hold, generation: int, next_offset: int, now_s: float) -> HoldState:
@@ -260,6 +284,7 @@ class Holds:
                     assert queue.known is not None
                     newer = hold.generation > queue.known[0]
                     assert newer or not hold.may_find(queue.known)
+                    assert not queue.has_returned(hold)
 
 
 class _Arrival:

@@ -72,6 +72,7 @@ class HoldSpec:
     program: sql.Program | None = None
     answers_max: int = 1  # with messages
     arrival_group: str = ""  # waits for arrivals, and pulls nothing, for this group
+    return_number: int = 0  # of that group in the queue: up to which return it has looked
 
 
 class Session:
@@ -91,7 +92,15 @@ class Session:
 class Queue:
     """``known`` is (generation, maximum); None: unknown since ``unknown_since_s``."""
 
-    __slots__ = ("_wanted", "answer_bytes", "holds", "idle_since_s", "known", "unknown_since_s")
+    __slots__ = (
+        "_wanted",
+        "answer_bytes",
+        "holds",
+        "idle_since_s",
+        "known",
+        "return_numbers",
+        "unknown_since_s",
+    )
 
     def __init__(self, now_s: float) -> None:
         self.known: tuple[int, int] | None = None
@@ -99,6 +108,8 @@ class Queue:
         self.idle_since_s = now_s  # when it lost its last hold
         self.holds: dict[Hold, None] = {}  # in order of parking
         self.answer_bytes: int | None = None  # of the last pull's answer
+        # Of the newest return of messages to each group that receives, as the watch told.
+        self.return_numbers: dict[str, int] = {}
         self._wanted = 0  # estimate: next arrivals that the broker sends with their messages
 
     def want_inline(self) -> bool:
@@ -110,6 +121,13 @@ class Queue:
         self._wanted = WANTED_ARRIVALS
         return True
 
+    def has_returned(self, hold: Hold) -> bool:
+        """Whether messages came back to the hold's group since it looked."""
+        return (
+            bool(hold.arrival_group)
+            and self.return_numbers.get(hold.arrival_group, 0) > hold.return_number
+        )
+
     def note_arrival(self) -> None:
         """An arrival came, with its messages or without them."""
         self._wanted = max(0, self._wanted - 1)
@@ -118,6 +136,7 @@ class Queue:
         """Its watch broke."""
         self.known = None
         self.unknown_since_s = now_s
+        self.return_numbers.clear()
         self._wanted = 0
 
     def validate(self) -> None:
@@ -144,6 +163,7 @@ class Hold:
         "program",
         "queue",
         "request",
+        "return_number",
         "session",
         "state",
     )
@@ -163,6 +183,7 @@ class Hold:
         self.program = spec.program
         self.answers_left = spec.answers_max
         self.arrival_group = spec.arrival_group
+        self.return_number = spec.return_number
         self.hold_s = spec.hold_s
         self.parked_s = now_s
         self.deadline_s = now_s + spec.hold_s

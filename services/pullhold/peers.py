@@ -67,7 +67,8 @@ def new_registrar(
 
 class ArrivalUpdate(NamedTuple):
     """A queue as the broker reports it; with ``error`` its watch is over. ``inline_messages``: all
-    messages since the last report; None = pull them.
+    messages since the last report; None = pull them. ``returns``: group, number and count of what
+    came back to groups that receive.
     """
 
     key: ClusterQueue
@@ -76,6 +77,7 @@ class ArrivalUpdate(NamedTuple):
     codes: frozenset[int]
     inline_messages: InlineMessages | None
     error: CometError | None
+    returns: Sequence[tuple[str, int, int]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +255,7 @@ class ArrivalStream:
                 frozenset(arrival.tag_codes),
                 _inline_messages(arrival) if arrival.HasField("messages") else None,
                 from_proto(arrival.error) if arrival.HasField("error") else None,
+                [(one.group, one.number, one.count) for one in arrival.returns],
             )
             for arrival in response.arrivals
         ]

@@ -87,7 +87,8 @@ class HoldServicer(hold_pb2_grpc.HoldServiceServicer):
         if answer.reply is None:
             assert answer.error is not None
             raise answer.error
-        return hold_pb2.HoldResponse(pull=answer.reply.response)
+        reply = answer.reply
+        return hold_pb2.HoldResponse(pull=reply.response, return_number=reply.return_number)
 
 
 def _wire(answer: Answer) -> bytes:
@@ -136,6 +137,7 @@ def _spec_of(request: hold_pb2.HoldRequest) -> HoldSpec:
         program=sql.program_of(pull.filter.sql, pull.filter.tags),
         answers_max=1 if request.arrival_only else request.answers_max or 1,
         arrival_group=pull.group if request.arrival_only else "",
+        return_number=request.return_number,
     )
 
 

@@ -22,7 +22,7 @@ from cometmq.client import (
     ReceivedMessage,
 )
 from cometmq.client.pop import settler
-from cometmq.errors import ConfigInvalid
+from cometmq.errors import ConfigInvalid, PeerUnavailable
 from cometmq.v1 import broker_pb2 as pb
 from tests.support.cluster.broker import LiveBroker
 from tests.support.cluster.pop_cluster import Ahead, pop_cluster
@@ -257,6 +257,42 @@ async def test_lost_leases_leave_their_room_to_others(
             go_on.set()
             await until_async(lambda: done(broker, 10))
     assert set(got) == set(numbers(10))
+
+
+async def test_a_renewal_whose_answer_was_lost_loses_no_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The consumer went on with a handle that was replaced: what it had done came again."""
+    monkeypatch.setattr(settler, "LOOK_S", 0.05)
+    monkeypatch.setattr(settler, "RENEW_AT", 2.0)  # at each look
+    go_on = asyncio.Event()
+    got: list[bytes] = []
+    lost = 0
+
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        await go_on.wait()
+        got.extend(message.body for message in messages)
+
+    async with pop_cluster(tmp_path, Ahead()) as (namesrv, broker, _):
+        await send(namesrv, *numbers(10))
+        async with popping(namesrv, listener) as consumer:
+            pop: Any = consumer._share
+            real = pop._pop.change
+
+            async def is_lost(broker_group: str, items: list[Any]) -> list[Any]:
+                nonlocal lost
+                answers: list[Any] = await real(broker_group, items)
+                if not items or go_on.is_set():
+                    return answers
+                lost += 1
+                go_on.set()  # the listener is done while nobody knows the new handles
+                return [PeerUnavailable("the answer is lost") for _ in items]
+
+            monkeypatch.setattr(pop._pop, "change", is_lost)
+            await consumer.subscribe("T")
+            await until_async(lambda: done(broker, 10))
+    assert lost == 1
+    assert sorted(got) == numbers(10)
 
 
 async def test_new_topics_and_new_queues_are_read_at_once(tmp_path: Path) -> None:

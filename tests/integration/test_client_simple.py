@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
+from cometmq.admin import ops as admin
+from cometmq.admin.connection import Connection
 from cometmq.client import (
     ConsumeFrom,
+    ConsumeMode,
     Message,
     Producer,
+    PushConsumer,
+    PushConsumerOptions,
     QueueRef,
     ReceivedMessage,
     SimpleConsumer,
@@ -23,15 +29,23 @@ from cometmq.client.pop.calls import PopAnswer
 from cometmq.errors import (
     ClientClosed,
     CometError,
+    GroupInUse,
     GroupModeMismatch,
+    GroupNotFound,
     HandleInvalid,
     InvalidRequest,
     InvisibleTimeInvalid,
     PeerUnavailable,
     TopicNotFound,
 )
+from cometmq.rpc.streams import read, write
+from cometmq.rpc.tasks import stop_all
+from cometmq.v1 import broker_pb2 as pb
+from services.broker.pop import acks
+from tests.support.cluster.broker import LiveBroker, refusal
 from tests.support.cluster.pop_cluster import Ahead, pop_cluster
-from tests.support.waiting import until
+from tests.support.cluster.pullhold import LivePullhold
+from tests.support.waiting import until, until_async
 
 FAST = {"retry_backoff_ms": 2, "retry_backoff_max_ms": 20}
 
@@ -124,6 +138,166 @@ async def test_a_receive_ends_when_messages_come_back(tmp_path: Path) -> None:
 
 def _copy(message: ReceivedMessage, queue_id: int) -> ReceivedMessage:
     return ReceivedMessage(message.raw, QueueRef("T", queue_id, message.queue.broker_group))
+
+
+class Parked:
+    """A consumer that waits for as long as a minute. ``holds``: that wait then, of two queues."""
+
+    def __init__(self, consumer: SimpleConsumer, pullhold: LivePullhold, holds: int) -> None:
+        self._consumer = consumer
+        self._pullhold = pullhold
+        self._holds = holds
+
+    async def __aenter__(self) -> asyncio.Task[list[ReceivedMessage]]:
+        await self._consumer.subscribe("T")
+        self._task = asyncio.create_task(self._consumer.receive(wait_ms=60_000))
+        await until(lambda: self._pullhold.waiting == self._holds and self._pullhold.all_known)
+        return self._task
+
+    async def __aexit__(self, *_: object) -> None:
+        await stop_all([self._task])
+
+
+async def put_group(broker: LiveBroker, **fields: Any) -> None:
+    settings = pb.GroupSettings(group="G", mode=pb.CONSUME_MODE_POP, **fields)
+    await broker.admin.PutGroup(pb.PutGroupRequest(settings=settings))
+
+
+async def received(receiving: asyncio.Task[list[ReceivedMessage]]) -> ReceivedMessage:
+    async with asyncio.timeout(20):
+        [message] = await receiving
+    return message
+
+
+async def fail(broker: LiveBroker, consumer: SimpleConsumer, message: ReceivedMessage) -> None:
+    lease = consumer._held[message.queue][message.queue_offset]
+    item = pb.ChangeInvisibleTimeItem(messages=pb.AckItem(handle=lease.handle), failed=True)
+    request = pb.ChangeInvisibleTimeRequest(group="G", items=[item])
+    [result] = (await broker.stub.ChangeInvisibleTime(request)).results
+    assert not result.HasField("error")
+
+
+async def test_who_waits_hears_at_once_of_what_another_could_not_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It heard when its own wait ended, for nothing was on its way when it had asked."""
+    async with pop_cluster(tmp_path, Ahead()) as (namesrv, broker, pullhold):
+        policy = pb.RetryPolicy(kind=pb.RETRY_POLICY_KIND_CUSTOMIZED, steps_ms=[50])
+        await put_group(broker, retry_policy=policy)
+        async with (
+            simple(namesrv) as one,
+            Parked(one, pullhold, 2) as first,
+            simple(namesrv) as other,
+            Parked(other, pullhold, 4) as waiting,
+        ):
+            await broker.send("T", 0, b"0")
+            await fail(broker, one, await received(first))
+            again = await received(waiting)
+            assert (again.body, again.attempt) == (b"0", 2)
+            await other.ack(again)
+        monkeypatch.setattr(acks, "WINDOW_HALF", 0)  # then it goes to a topic that nobody knows yet
+        async with (
+            simple(namesrv) as one,
+            Parked(one, pullhold, 2) as first,
+            simple(namesrv) as other,
+            Parked(other, pullhold, 4) as waiting,
+        ):
+            await broker.send("T", 1, b"1")
+            await fail(broker, one, await received(first))
+            again = await received(waiting)
+            assert (again.body, again.queue.topic) == (b"1", "%RETRY%G")
+
+
+async def test_who_waits_hears_at_once_of_what_an_acknowledgement_frees(tmp_path: Path) -> None:
+    async with pop_cluster(tmp_path, Ahead()) as (namesrv, broker, pullhold):
+        await put_group(broker, consume_orderly=True)
+        async with (
+            simple(namesrv) as one,
+            Parked(one, pullhold, 2) as first,
+            simple(namesrv) as other,
+            Parked(other, pullhold, 4) as waiting,
+        ):
+            await broker.send("T", 0, b"0")
+            message = await received(first)
+            await broker.send("T", 0, b"1")  # of the same message group
+            await until(lambda: broker.state.pops.open_count == 2 and pullhold.waiting == 2)
+            assert not waiting.done()
+            await one.ack(message)
+            assert (await received(waiting)).body == b"1"
+
+
+async def test_who_waits_hears_at_once_of_a_reset(tmp_path: Path) -> None:
+    async with pop_cluster(tmp_path, Ahead()) as (namesrv, broker, pullhold):
+        await broker.send("T", 0, b"0")
+        async with simple(namesrv) as consumer:
+            await consumer.subscribe("T")
+            await consumer.ack_many(await consumer.receive())
+            async with Parked(consumer, pullhold, 2) as waiting:
+                reset = pb.ResetOffsetsRequest(group="G", topic="T", bound=pb.RESET_BOUND_FIRST)
+                await broker.admin.ResetOffsets(reset)
+                again = await received(waiting)
+                assert (again.body, again.attempt) == (b"0", 1)
+
+
+async def test_who_waits_for_nothing_asks_no_broker_again(tmp_path: Path) -> None:
+    async with (
+        pop_cluster(tmp_path, Ahead()) as (namesrv, broker, _),
+        simple(namesrv) as consumer,
+    ):
+        await consumer.subscribe("T")
+        with mock.patch.object(consumer._pop, "receive", wraps=consumer._pop.receive) as asked:
+            await until(lambda: consumer._long_poller.address is not None)
+            while consumer._idle is None:
+                assert await consumer.receive(wait_ms=300) == []
+            before = asked.call_count
+            for _ in range(3):
+                assert await consumer.receive(wait_ms=20) == []
+            assert asked.call_count == before
+            await broker.send("T", 1, b"0")  # between two calls
+            assert bodies(await consumer.receive(wait_ms=20_000)) == [b"0"]
+
+
+async def test_members_are_seen_and_leave(tmp_path: Path) -> None:
+    async def listener(_: list[ReceivedMessage]) -> None:
+        """Does nothing."""
+
+    async def members() -> list[tuple[str, str]]:
+        async with Connection(namesrv) as connection:
+            try:
+                found = await admin.group_members(connection, "G")
+            except GroupNotFound:
+                return []
+        return [(one.client_id, one.message_model) for one in found]
+
+    async with pop_cluster(tmp_path, Ahead()) as (namesrv, broker, _):
+        options = PushConsumerOptions(client_id="push", consume_mode=ConsumeMode.POP)
+        async with (
+            simple(namesrv, client_id="simple") as consumer,
+            PushConsumer(namesrv, "G", listener, options=options) as pushing,
+        ):
+            await consumer.subscribe("T", ["a"])
+            await pushing.subscribe("T", ["a"])
+            await until_async(lambda: has(members, [("push", "pop"), ("simple", "pop")]))
+            deletion = broker.admin.DeleteGroup(pb.DeleteGroupRequest(group="G"))
+            assert isinstance(await refusal(deletion), GroupInUse)
+            with pytest.raises(GroupModeMismatch):
+                await pulls(broker)
+        await until_async(lambda: has(members, []))
+        assert broker.state.groups["G"].policy.mode.name == "POP"
+        await broker.admin.DeleteGroup(pb.DeleteGroupRequest(group="G"))
+
+
+async def has(members: Callable[[], Awaitable[list[Any]]], wanted: list[Any]) -> bool:
+    return await members() == wanted
+
+
+async def pulls(broker: LiveBroker) -> None:
+    """A member that receives joins a group that pulls."""
+    settings = pb.GroupSettings(group="P", mode=pb.CONSUME_MODE_PULL)
+    await broker.admin.PutGroup(pb.PutGroupRequest(settings=settings))
+    stream = broker.stub.JoinGroup()
+    await write(stream, pb.JoinGroupRequest(group="P", client_id="c", mode=pb.CONSUME_MODE_POP))
+    await read(stream)
 
 
 async def test_slow_work_keeps_its_message_as_long_as_it_asks(tmp_path: Path) -> None:
@@ -228,6 +402,27 @@ async def test_without_asyncio(tmp_path: Path) -> None:
         assert await asyncio.to_thread(consume) == numbers(0, 4)
 
 
+async def test_a_receive_of_a_thread_ends_with_its_consumer(tmp_path: Path) -> None:
+    async with pop_cluster(tmp_path, Ahead()) as (namesrv, _, pullhold):
+        errors: list[BaseException] = []
+
+        def receive() -> None:
+            try:
+                consumer.receive(wait_ms=60_000)
+            except BaseException as error:
+                errors.append(error)
+
+        consumer = cometmq_sync.SimpleConsumer(namesrv, "G")
+        await asyncio.to_thread(consumer.__enter__)
+        await asyncio.to_thread(consumer.subscribe, "T")
+        waiting = [asyncio.create_task(asyncio.to_thread(receive)) for _ in range(3)]
+        await until(lambda: pullhold.waiting == 6)
+        await asyncio.to_thread(consumer.__exit__, None, None, None)
+        async with asyncio.timeout(20):
+            await asyncio.gather(*waiting)
+        assert [type(error) for error in errors] == [ClientClosed] * 3
+
+
 async def test_messages_in_hand_wait_for_no_other_broker(tmp_path: Path) -> None:
     """Their invisible time went by while the consumer asked a broker that did not answer."""
     async with pop_cluster(tmp_path, Ahead()) as (namesrv, _, _hold):
@@ -250,6 +445,56 @@ async def test_messages_in_hand_wait_for_no_other_broker(tmp_path: Path) -> None
                     assert bodies(await consumer.receive(8)) == [b"0"]
 
 
+async def test_a_broker_that_is_late_holds_up_nobody_and_its_messages_are_kept(
+    tmp_path: Path,
+) -> None:
+    async with pop_cluster(tmp_path, Ahead()) as (namesrv, _, _hold):
+        await send(namesrv, b"0", b"1", b"2")
+        async with simple(namesrv) as consumer:
+            await consumer.subscribe("T")
+            pop, answers = consumer._pop, asyncio.Event()
+            real, consumer._rounds = pop.receive, 0  # it is asked first
+
+            async def one_is_late(broker_group: str, *limits: int) -> PopAnswer:
+                if broker_group == "late":
+                    await answers.wait()
+                    return await real("g1", *limits)
+                return PopAnswer([], False, None, False, ())
+
+            with (
+                mock.patch.object(pop, "broker_groups", return_value=["g1", "late"]),
+                mock.patch.object(pop, "receive", one_is_late),
+            ):
+                assert await consumer.receive(8, wait_ms=0) == []
+                waiting = asyncio.create_task(consumer.receive(1, wait_ms=60_000))
+                await until(lambda: consumer._sooner._waiters)
+                answers.set()
+                async with asyncio.timeout(20):
+                    found = await waiting
+                assert len(found) == 1
+                while len(found) < 3:
+                    [message] = await consumer.receive(1, wait_ms=0)
+                    found.append(message)
+                await consumer.ack_many(found)
+            assert bodies(found) == numbers(0, 3)
+
+
+async def test_acknowledgements_of_a_turn_are_one_call(tmp_path: Path) -> None:
+    async with pop_cluster(tmp_path, Ahead()) as (namesrv, broker, _):
+        await send(namesrv, *numbers(0, 8))
+        async with simple(namesrv) as consumer:
+            await consumer.subscribe("T")
+            messages: list[ReceivedMessage] = []
+            while len(messages) < 8:
+                messages += await consumer.receive()
+            with mock.patch.object(
+                consumer._pop, "acknowledge", wraps=consumer._pop.acknowledge
+            ) as asked:
+                await asyncio.gather(*map(consumer.ack, messages))
+                assert asked.call_count == 1
+            assert broker.state.pops.open_count == 0
+
+
 async def test_an_ack_says_what_was_refused_after_others_were_tried_again(tmp_path: Path) -> None:
     async with pop_cluster(tmp_path, Ahead()) as (namesrv, broker, _):
         await send(namesrv, b"0", b"1")
@@ -258,7 +503,7 @@ async def test_an_ack_says_what_was_refused_after_others_were_tried_again(tmp_pa
             messages: list[ReceivedMessage] = []
             while len(messages) < 2:
                 messages += await consumer.receive()
-            consumer._held[messages[0].queue, messages[0].queue_offset].handle = "forged"
+            consumer._held[messages[0].queue][messages[0].queue_offset].handle = "forged"
             real, calls = consumer._pop.acknowledge, 0
 
             async def second_is_lost(broker_group: str, items: Any) -> list[CometError | None]:

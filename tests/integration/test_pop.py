@@ -21,13 +21,14 @@ from cometmq.errors import (
     NoPermission,
     NotWriter,
     QueueNotFound,
+    StoreDamaged,
     TopicNotFound,
 )
 from cometmq.format import record
 from cometmq.format.properties import SHARDING_KEY
 from cometmq.format.record import Record
 from cometmq.messaging.state import STATE_TOPIC
-from cometmq.model import ReplicationMode
+from cometmq.model import QueueKey, ReplicationMode
 from cometmq.rpc.interceptors import from_proto
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
@@ -187,6 +188,29 @@ async def test_a_changed_invisible_time_has_a_new_handle(tmp_path: Path) -> None
         assert await ack(broker, gone.handle, again.handle) == [None, None]
         [done] = await change(broker, later(gone.handle))
         assert isinstance(done, HandleInvalid)
+
+
+async def test_a_change_whose_answer_was_lost_is_answered_again(tmp_path: Path) -> None:
+    clock = Ahead()
+    async with running_broker(tmp_path, clock=clock) as broker:
+        await sent(broker, 1, *numbers(0, 3))
+        settings = pb.GroupSettings(group="G", mode=pb.CONSUME_MODE_POP, retry_times_max=0)
+        await broker.admin.PutGroup(pb.PutGroupRequest(settings=settings))
+        [run] = (await receive_from(broker)).runs
+        asked = later(run.handle, 60_000, first=0, count=2)
+        [changed] = await change(broker, asked)
+        clock.later_s = 5
+        assert await change(broker, asked) == [changed]
+        [other] = await change(broker, later(run.handle, 50_000, first=0, count=2))
+        assert isinstance(other, HandleInvalid), "that was not asked for"
+        assert isinstance(changed, pb.ChangeInvisibleTimeResult)
+        assert await ack(broker, changed.handle) == [None]
+        [late] = await change(broker, asked)
+        assert isinstance(late, HandleInvalid), "they are acknowledged"
+        dead = later(run.handle, first=2, count=1, failed=True)
+        [sent_away] = await change(broker, dead)
+        assert await change(broker, dead) == [sent_away]
+        assert len(await broker.read_queue(DLQ, 0)) == 1
 
 
 async def test_what_fails_waits_for_the_groups_policy_and_dies(tmp_path: Path) -> None:
@@ -349,7 +373,8 @@ async def test_messages_of_a_message_group_come_one_after_the_other(tmp_path: Pa
         assert bodies(first) == [b"0", b"2", b"4", b"6", b"8"]
         blocked = await receive_from(broker)
         assert not blocked.runs
-        assert 0 < blocked.again_ms <= receive.BLOCKED_MS
+        assert blocked.is_blocked
+        assert 29_000 < blocked.again_ms <= 30_000, "an acknowledgement is told sooner"
         [run] = first.runs
         await ack(broker, pb.AckItem(handle=run.handle, first_offset=2, count=1))
         [second] = (await receive_from(broker)).runs
@@ -526,7 +551,7 @@ async def test_a_call_looks_at_some_queues_and_the_next_one_at_others(
         found: list[bytes] = []
         for _ in range(3):
             answer = await receive_from(broker)
-            assert 0 < answer.again_ms <= receive.BLOCKED_MS
+            assert 0 < answer.again_ms <= receive.AGAIN_MS
             found += bodies(answer)
         assert sorted(found) == numbers(0, 5)
 
@@ -627,6 +652,40 @@ async def test_wrong_topics_are_refused_and_make_no_group(tmp_path: Path) -> Non
             assert isinstance(await refusal(receive_from(broker, *topics)), error), topics
         assert "G" not in broker.state.groups
         assert isinstance(await refusal(ack(broker, "A" * 80)), GroupNotFound)
+
+
+async def test_a_topic_that_is_gone_keeps_nobody_from_the_others(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as broker:
+        await broker.put_topic("U", 1)
+        await sent(broker, 1, b"0")
+        await receive_from(broker, "U")
+        await broker.drop_topic("U")
+        assert bodies(await receive_from(broker, "U", "T")) == [b"0"]
+        nothing = await receive_from(broker, "U", "T")
+        assert [one.queue.topic for one in nothing.positions] == ["T"]
+        assert isinstance(await refusal(receive_from(broker, "U")), TopicNotFound)
+
+
+async def test_a_queue_that_fails_keeps_nobody_from_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_broker(tmp_path) as broker:
+        await sent(broker, 2, b"0")
+        real = receive.ReceiveService._from_queue
+
+        async def first_fails(service: Any, call: Any, wanted: Any, key: QueueKey, **_: Any) -> Any:
+            if key[1] in failing:
+                raise StoreDamaged("its file cannot be read")
+            return await real(service, call, wanted, key)
+
+        monkeypatch.setattr(receive.ReceiveService, "_from_queue", first_fails)
+        failing = {1}
+        assert bodies(await receive_from(broker)) == [b"0"]
+        nothing = await receive_from(broker)
+        assert 0 < nothing.again_ms <= receive.AGAIN_MS
+        assert [one.queue.queue_id for one in nothing.positions] == [0]
+        failing = {0, 1}
+        assert isinstance(await refusal(receive_from(broker)), StoreDamaged)
 
 
 async def test_wrong_handles_are_refused_alone(tmp_path: Path) -> None:

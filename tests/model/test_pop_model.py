@@ -237,7 +237,15 @@ class _Leases(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1, 9, 31]))
     def wait(self, seconds: int) -> None:
+        before_ms, queue = self.now_ms, self.state.pops.find(GROUP, KEY)
+        if queue is not None:
+            queue.take_returned(before_ms)
         self.now_ms += seconds * 1000
+        if queue is not None:
+            came = [one.count for one in queue if before_ms < one.visible_ms <= self.now_ms]
+            assert queue.take_returned(self.now_ms) == sum(came)
+            coming = [one.visible_ms for one in queue if one.visible_ms > self.now_ms]
+            assert queue.next_return_ms(self.now_ms) == min(coming, default=None)
 
     @rule()
     def end_turn(self) -> None:

@@ -15,6 +15,7 @@ from cometmq.format.properties import tag_of
 from cometmq.format.relay import Relayed, relay
 from cometmq.format.relay_run import RelayRun
 from cometmq.format.taghash import tags_code
+from cometmq.member.storage.arrivals import Arrivals
 from cometmq.member.storage.member_storage import Segment, Ticket
 from cometmq.model import QueueKey
 from cometmq.replication.watermarks import (
@@ -81,6 +82,7 @@ class Storage:
         self.sealed = False
         self.flush_wanted = 0
         self.authority = self  # it answers for itself
+        self.arrivals = Arrivals()  # nobody watches
         self.is_only_writer: Callable[[], bool] = lambda: True
         self.are_enough: Callable[[], bool] = lambda: True
         self.on_ack: Callable[[Batch], None] = lambda _batch: None

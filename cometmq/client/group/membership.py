@@ -73,6 +73,8 @@ class _Joined:
         members: dict[str, KnownMember] = {}
         self._bytes = {one.client_id: one.SerializeToString() for one in told}
         for one in told:
+            if one.mode == broker_pb2.CONSUME_MODE_POP:  # it divides no queues
+                continue
             name = one.client_id
             is_same = name in before and before_bytes.get(name) == self._bytes[name]
             members[name] = before[name] if is_same else _known_member(one, namespace)
@@ -82,7 +84,7 @@ class _Joined:
 
 class Membership:
     """``on_change`` is called whenever what the brokers tell changes, ``on_reset`` with the name of
-    a broker group where the consumer group was reset.
+    a broker group where the consumer group was reset. ``receives``: it divides no queues (POP).
     """
 
     def __init__(
@@ -96,8 +98,11 @@ class Membership:
         policy: BackoffPolicy,
         on_change: Callable[[], None],
         on_reset: Callable[[str], None],
+        *,
+        receives: bool = False,
     ) -> None:
         self._on_reset = on_reset
+        self._mode = broker_pb2.CONSUME_MODE_POP if receives else broker_pb2.CONSUME_MODE_PULL
         self._client_id = client_id
         self.instance_id = instance_id
         self._session_ms = session_ms
@@ -289,6 +294,7 @@ class Membership:
             retry_times_max=None if self.retry_times_max < 0 else self.retry_times_max,
             is_broadcasting=self._is_broadcasting,
             session_ms=self._session_ms,
+            mode=self._mode,
             subscriptions=[
                 broker_pb2.Subscription(
                     topic=self._calls.namespace.wire(topic),

@@ -8,6 +8,7 @@ import asyncio
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from cometmq.client.cluster.routes import RouteWatcher
 from cometmq.client.cluster.routing import readable_queues
@@ -23,7 +24,7 @@ from cometmq.rpc.streams import ask
 from cometmq.rpc.tasks import stop_all
 from cometmq.v1 import broker_pb2, common_pb2
 
-CALLS_MAX = 3  # for one receive whose answer does not come
+CALLS_MAX = 3  # for one receive, or change of invisible times, whose answer does not come
 ITEMS_MAX = 1_024  # of a call
 UNKNOWN_AGAIN_S = 1.0  # while no pull-hold answers
 
@@ -39,13 +40,14 @@ class Lease:
     when that changes. Times are those of the loop.
     """
 
-    __slots__ = ("handle", "invisible_s", "is_lost", "open_count", "queue", "until_s")
+    __slots__ = ("changing_s", "handle", "invisible_s", "is_lost", "open_count", "queue", "until_s")
 
     def __init__(self, queue: QueueRef, handle: str, invisible_s: float, until_s: float) -> None:
         self.queue = queue
         self.handle = handle
         self.invisible_s = invisible_s
         self.until_s = until_s
+        self.changing_s: float | None = None  # since when a change of its handle has no answer
         self.open_count = 0  # messages that are not done
         self.is_lost = False  # others may have them
 
@@ -60,13 +62,15 @@ class LeasedRun:
 
 @dataclass(frozen=True, slots=True)
 class PopAnswer:
-    """The answer of a broker group. ``again_s``: when to ask again without an arrival; None: no
-    message of these queues is on its way.
+    """The answer of a broker group. ``again_at_s``: when, by the loop's clock, to ask again without
+    an arrival; None: no message of these queues is on its way. ``is_blocked``: messages wait for
+    others of their message group.
     """
 
     runs: list[LeasedRun]
     has_more: bool
-    again_s: float | None
+    again_at_s: float | None
+    is_blocked: bool
     positions: Sequence[broker_pb2.ReceivePosition]
 
 
@@ -123,10 +127,9 @@ class PopCalls:
         for topic, wanted in self._topics_at(broker_group).items():
             request.subscriptions.add(topic=namespace.wire(topic), filter=_filter(wanted))
         if not request.subscriptions:
-            return PopAnswer([], False, None, ())
-        loop = asyncio.get_running_loop()
+            return PopAnswer([], False, None, False, ())
+        asked_s = asyncio.get_running_loop().time()  # an answer that comes again counts from then
         for calls_left in reversed(range(CALLS_MAX)):
-            asked_s = loop.time()
             try:
                 stub = self._calls.broker(broker_group)
                 response = await ask(stub.Receive, request, self._calls.timeout_s)
@@ -146,8 +149,11 @@ class PopCalls:
         asked_s: float,
     ) -> PopAnswer:
         runs = [self._run(broker_group, run, invisible_ms, asked_s) for run in response.runs]
-        again_s = response.again_ms / 1000 if response.again_ms else None
-        return PopAnswer(runs, response.has_more, again_s, response.positions)
+        now_s = asyncio.get_running_loop().time()
+        again_at_s = now_s + response.again_ms / 1000 if response.again_ms else None
+        return PopAnswer(
+            runs, response.has_more, again_at_s, response.is_blocked, response.positions
+        )
 
     def _run(
         self, broker_group: str, run: broker_pb2.ReceivedRun, invisible_ms: int, asked_s: float
@@ -156,25 +162,22 @@ class PopCalls:
         shown = namespace.shown if namespace.name else None
         queue = QueueRef(namespace.shown(run.queue.topic), run.queue.queue_id, broker_group)
         messages = decode_received(run.records, queue, shown)
-        for message in messages:
-            message.attempt = run.attempt
+        if run.attempt > 1:
+            for message in messages:
+                message.attempt = run.attempt
         # Counted from before the call: the broker began to count later.
         invisible_s = invisible_ms / 1000
         lease = Lease(queue, run.handle, invisible_s, asked_s + invisible_s)
         lease.open_count = len(messages)
         return LeasedRun(lease, messages)
 
-    def kept(self, messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
-        """Those that the application wants; the others are done."""
-        wanted = [one for one in messages if self._passes(one)]
-        return self._calls.keep(wanted) if self._calls.keep is not None else wanted
-
-    def _passes(self, message: ReceivedMessage) -> bool:
-        """Whether its tag is one of those wanted: brokers compare hashes."""
-        if message.queue.topic.startswith(RETRY_PREFIX):
-            return True
-        wanted = self._subscriptions.get(message.queue.topic)
-        return wanted is None or not wanted.tags or message.tag in wanted.tags
+    def kept(self, run: LeasedRun) -> list[ReceivedMessage]:
+        """Those that the application wants; the others are done. Brokers compare hashes of tags."""
+        messages, topic = run.messages, run.lease.queue.topic
+        wanted = self._subscriptions.get(topic)
+        if wanted is not None and wanted.tags and not topic.startswith(RETRY_PREFIX):
+            messages = [one for one in messages if one.tag in wanted.tags]
+        return self._calls.keep(messages) if self._calls.keep is not None else messages
 
     async def acknowledge(
         self, broker_group: str, items: Sequence[broker_pb2.AckItem]
@@ -200,7 +203,9 @@ class PopCalls:
     async def change(
         self, broker_group: str, items: Sequence[broker_pb2.ChangeInvisibleTimeItem]
     ) -> list[broker_pb2.ChangeInvisibleTimeResult | CometError]:
-        """The new handle of each, or why it has not changed."""
+        """The new handle of each, or why it has not changed. A call without an answer is made
+        again, and gets the same. PeerUnavailable: it may have changed; ask for the same again.
+        """
         answers: list[broker_pb2.ChangeInvisibleTimeResult | CometError] = []
         for first in range(0, len(items), ITEMS_MAX):
             some = items[first : first + ITEMS_MAX]
@@ -208,10 +213,8 @@ class PopCalls:
                 group=self._calls.wire_group, items=some
             )
             try:
-                stub = self._calls.broker(broker_group)
-                response = await ask(stub.ChangeInvisibleTime, request, self._calls.timeout_s)
+                response = await self._change(broker_group, request)
             except CometError as error:
-                self._calls.doubt(broker_group, error)
                 answers += [error] * len(some)
             else:
                 answers += [
@@ -220,39 +223,60 @@ class PopCalls:
                 ]
         return answers
 
+    async def _change(
+        self, broker_group: str, request: broker_pb2.ChangeInvisibleTimeRequest
+    ) -> broker_pb2.ChangeInvisibleTimeResponse:
+        for calls_left in reversed(range(CALLS_MAX)):
+            try:
+                stub = self._calls.broker(broker_group)
+                return await ask(stub.ChangeInvisibleTime, request, self._calls.timeout_s)
+            except CometError as error:
+                self._calls.doubt(broker_group, error)
+                if not calls_left or not isinstance(error, PeerUnavailable):
+                    raise
+        raise AssertionError("the last call answers or raises")
+
     # --- waiting ----------------------------------------------------------------------------------
 
     async def arrival(
         self,
         answers: Mapping[str, PopAnswer],
         timeout_s: float,
-        sooner: asyncio.Event | None = None,
-    ) -> None:
-        """Returns when one of the queues that had nothing may have something, when ``sooner`` is
-        set, or when the time is over. ``answers``: the last one of each broker group.
+        sooner: asyncio.Event,
+    ) -> bool:
+        """Whether to ask again: one of the queues that had nothing may have something, or
+        ``sooner`` is set. False: the time is over, and nothing has come. ``answers``: the last one
+        of each broker group; they may be old, for what came since is found at once.
         """
-        timeout_s = min([timeout_s, *(a.again_s for a in answers.values() if a.again_s)])
-        waits = [
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + timeout_s
+        again_at_s = min((a.again_at_s for a in answers.values() if a.again_at_s), default=inf)
+        timeout_s = max(0.0, min(ends_s, again_at_s) - loop.time())
+        waits: list[asyncio.Task[bool]] = [
             asyncio.create_task(self._park(broker_group, one, timeout_s))
             for broker_group, answer in answers.items()
             for one in answer.positions
         ]
-        if sooner is not None:
-            waits.append(asyncio.create_task(_set(sooner)))
-        if not any(answer.positions for answer in answers.values()):
-            await stop_all(waits)
-            await self._calls.wait(min(timeout_s, UNKNOWN_AGAIN_S))
-            return
+        if not waits:
+            waits.append(asyncio.create_task(self._route_change(timeout_s)))
+        waits.append(asyncio.create_task(sooner.wait()))
         try:
-            await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
         finally:
             await stop_all(waits)
+        return any(task.result() for task in done) or again_at_s <= min(ends_s, loop.time())
+
+    async def _route_change(self, timeout_s: float) -> bool:
+        await self._calls.wait(min(timeout_s, UNKNOWN_AGAIN_S))
+        return True
 
     async def _park(
         self, broker_group: str, one: broker_pb2.ReceivePosition, timeout_s: float
-    ) -> None:
-        """Returns when something has come, or when the time is over. While no pull-hold answers,
-        the broker is asked now and then.
+    ) -> bool:
+        """Whether something may have come; False: the time is over. While no pull-hold answers, the
+        broker is asked now and then.
         """
         topic = self._calls.namespace.shown(one.queue.topic)
         pull = broker_pb2.PullRequest(
@@ -262,22 +286,22 @@ class PopCalls:
             filter=_filter(self._subscriptions.get(topic, Filter())),
         )
         loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + timeout_s
+        deadline_s, number = loop.time() + timeout_s, one.return_number
         while (left_s := deadline_s - loop.time()) > 0:
             try:
-                answer = await self._long_poller.park_for_arrival(broker_group, pull, left_s)
+                answer = await self._long_poller.park_for_arrival(
+                    broker_group, pull, number, left_s
+                )
             except CometError:  # the broker will say it, if it is of the same mind
                 answer = None
             if answer is None:
                 await asyncio.sleep(min(left_s, self._options.poll_backoff_max_ms / 1000))
-                return
-            if answer.status == broker_pb2.PULL_STATUS_FOUND:
-                return
-            pull.position.CopyFrom(answer.next_position)
-
-
-async def _set(event: asyncio.Event) -> None:
-    await event.wait()
+                return True
+            response, number = answer
+            if response.status == broker_pb2.PULL_STATUS_FOUND:
+                return True
+            pull.position.CopyFrom(response.next_position)
+        return False
 
 
 def _filter(wanted: Filter) -> common_pb2.Filter:
@@ -286,14 +310,12 @@ def _filter(wanted: Filter) -> common_pb2.Filter:
 
 def ack_items(lease: Lease, offsets: Iterable[int]) -> list[broker_pb2.AckItem]:
     """Items for these messages of a lease: one for each run of neighbours."""
-    items: list[broker_pb2.AckItem] = []
-    for offset in sorted(offsets):
-        if items and items[-1].first_offset + items[-1].count == offset:
-            items[-1].count += 1
-        else:
-            item = broker_pb2.AckItem(handle=lease.handle, first_offset=offset, count=1)
-            items.append(item)
-    return items
+    places = sorted(offsets)
+    starts = [n for n, offset in enumerate(places) if not n or places[n - 1] + 1 != offset]
+    return [
+        broker_pb2.AckItem(handle=lease.handle, first_offset=places[start], count=end - start)
+        for start, end in zip(starts, [*starts[1:], len(places)], strict=True)
+    ]
 
 
 def not_held(message: ReceivedMessage) -> HandleInvalid:

@@ -15,7 +15,7 @@ from cometmq.client.messages import Later
 from cometmq.client.names import of
 from cometmq.client.pop.calls import Lease, PopCalls, ack_items
 from cometmq.client.reading.offsets import BrokerCalls, send_back_item
-from cometmq.errors import CometError, Retry
+from cometmq.errors import CometError, FlowControl, Retry
 from cometmq.model import Position
 from cometmq.rpc.tasks import wait_at_most
 from cometmq.telemetry import fields, logger
@@ -84,6 +84,8 @@ class PopSettler:
     async def settle(self) -> bool:
         """Tell all that there is; False: nobody answered, some of it is left."""
         self._wake.clear()
+        if not await self._end_changes():
+            return False
         await self._send_back()
         has_done, has_failed = bool(self._done), bool(self._failed)
         is_told = await self._acknowledge()
@@ -96,7 +98,11 @@ class PopSettler:
     async def give_back(self) -> None:
         """What was not begun comes again soon, to another member."""
         leases = [lease for lease in self._leases if not lease.is_lost]
-        await self._change(leases, [_all_of(lease, GIVEN_BACK_MS) for lease in leases], 0.0)
+        items = [_all_of(lease, GIVEN_BACK_MS) for lease in leases]
+        answers = await self._pop.change(self._broker_group, items)
+        for lease, answer in zip(leases, answers, strict=True):
+            if isinstance(answer, CometError):
+                self._tell("messages are not given back: they come again later", lease, answer)
         self._leases.clear()
 
     def _ended(self, lease: Lease, offsets: set[int]) -> None:
@@ -151,26 +157,41 @@ class PopSettler:
                     self._tell("message not taken back: it comes again", lease, error)
                     self._ended(lease, {offset})
 
+    async def _end_changes(self) -> bool:
+        """Ask for the new handles again whose answer did not come: the old ones may be good for
+        nothing. False: nobody answers.
+        """
+        leases = [one for one in self._leases if one.changing_s is not None and not one.is_lost]
+        await self._renew_all(leases)
+        return all(one.changing_s is None or one.is_lost for one in leases)
+
     async def _renew(self) -> None:
         now_s = asyncio.get_running_loop().time()
-        leases = [
-            lease
-            for lease in self._leases
-            if not lease.is_lost and lease.until_s - now_s < lease.invisible_s * RENEW_AT
-        ]
-        items = [_all_of(lease, round(lease.invisible_s * 1000)) for lease in leases]
-        await self._change(leases, items, now_s)
+        await self._renew_all(
+            [
+                lease
+                for lease in self._leases
+                if not lease.is_lost and lease.until_s - now_s < lease.invisible_s * RENEW_AT
+            ]
+        )
 
-    async def _change(
-        self, leases: list[Lease], items: list[broker_pb2.ChangeInvisibleTimeItem], now_s: float
-    ) -> None:
-        if not leases:
-            return
-        answers = await self._pop.change(self._broker_group, items)
-        for lease, answer in zip(leases, answers, strict=True):
+    async def _renew_all(self, leases: list[Lease]) -> None:
+        now_s = asyncio.get_running_loop().time()
+        for lease in leases:
+            lease.changing_s = lease.changing_s or now_s
+        items = [_all_of(lease, round(lease.invisible_s * 1000)) for lease in leases]
+        for lease, answer in zip(
+            leases, await self._pop.change(self._broker_group, items), strict=True
+        ):
             if not isinstance(answer, CometError):
-                lease.handle, lease.until_s = answer.handle, now_s + lease.invisible_s
-            elif answer.retry is Retry.NEVER or lease.until_s < now_s:
+                # The broker began to count when it was asked for the first time, or later.
+                assert lease.changing_s is not None
+                lease.handle, lease.until_s = answer.handle, lease.changing_s + lease.invisible_s
+                lease.changing_s = None
+                continue
+            if isinstance(answer, FlowControl):  # the handle is as it was
+                lease.changing_s = None
+            if answer.retry is Retry.NEVER or lease.until_s < now_s:
                 lease.is_lost = True
                 self._leases.pop(lease, None)
                 self._tell("the time for messages is over: they come again", lease, answer)

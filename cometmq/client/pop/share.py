@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Coroutine, Sequence
+from typing import Any
 
 from cometmq.client.cluster.routes import RouteWatcher
 from cometmq.client.consuming.listener import Work, Workers
 from cometmq.client.messages import Later
 from cometmq.client.options import PushConsumerOptions, backoff_policy
-from cometmq.client.pop.calls import Lease, LeasedRun, PopCalls
+from cometmq.client.pop.calls import Lease, LeasedRun, PopAnswer, PopCalls
+from cometmq.client.pop.member import PopMember
 from cometmq.client.pop.settler import PopSettler
 from cometmq.client.reading.long_poller import LongPoller
 from cometmq.client.reading.offsets import BrokerCalls
@@ -24,8 +26,8 @@ from cometmq.rpc.retry import Backoff
 from cometmq.rpc.tasks import Tasks, stop_all, wait_at_most
 from cometmq.telemetry import fields, logger
 
-IDLE_S = 60.0  # a broker is asked so often that has nothing, whatever pull-holds say
-BLOCKED_S = 1.0  # so soon a broker is asked again that has messages which wait for others
+CALLS_MAX = 4  # receives at a time, while there is plenty
+IDLE_S = 600.0  # a broker is asked so often that has nothing, whatever pull-holds say
 TELL_EVERY_S = 60.0  # that a group's broker refuses it
 
 _log = logger(__name__)
@@ -100,6 +102,24 @@ class _Source:
             self.sooner.set()
 
 
+async def _all_of(
+    calls: Sequence[Coroutine[Any, Any, PopAnswer]],
+) -> tuple[list[PopAnswer], CometError | None]:
+    """What the calls answer, and the error of one that was refused: the others' messages are not
+    lost.
+    """
+    answers: list[PopAnswer] = []
+    refused: CometError | None = None
+    for answer in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(answer, CometError):
+            refused = answer
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            answers.append(answer)
+    return answers, refused
+
+
 class PopShare:
     """Belongs to the event loop."""
 
@@ -117,6 +137,7 @@ class PopShare:
         self._workers = workers
         self._subscriptions: dict[str, Filter] = {}
         self._pop = PopCalls(calls, routes, options, long_poller, self._subscriptions)
+        self._member = PopMember(options, calls, self._pop, self._subscriptions)
         self._sources: dict[str, _Source] = {}
         self._feeding: list[asyncio.Task[None]] = []
         self._settling: list[asyncio.Task[None]] = []
@@ -133,6 +154,7 @@ class PopShare:
     def start(self, tasks: Tasks) -> None:
         """Receive from broker groups as they come."""
         self._tasks = tasks
+        self._member.start(tasks)
 
     async def subscribe(self, topic: str, wanted: Filter, *, waits: bool = True) -> None:
         """Receive from the topic from now on."""
@@ -144,6 +166,7 @@ class PopShare:
     async def unsubscribe(self, topic: str, *, waits: bool = True) -> None:
         """Receive from it no more; what was received is consumed."""
         self._subscriptions.pop(topic, None)
+        self._member.look_again()
 
     def route_changed(self, topic: str) -> None:
         """There may be another broker group, or other queues."""
@@ -157,6 +180,7 @@ class PopShare:
             source.sooner.set()
 
     def _look(self) -> None:
+        self._member.look_again()
         for broker_group in self._pop.broker_groups():
             if broker_group not in self._sources and self._tasks is not None:
                 settler = PopSettler(self._pop, self._calls, broker_group)
@@ -182,14 +206,18 @@ class PopShare:
             source.settler.close()
         if self._settling:
             await asyncio.wait(self._settling)  # each of their calls has a deadline
-        for source in self._sources.values():
-            while not await source.settler.settle() and loop.time() < deadline_s:
-                await self._calls.wait(0.1)
-            await source.settler.give_back()
+        # Side by side: one that does not answer keeps the others from nothing.
+        await asyncio.gather(*(self._end(one, deadline_s) for one in self._sources.values()))
         self._sources.clear()
 
+    async def _end(self, source: _Source, deadline_s: float) -> None:
+        while not await source.settler.settle() and asyncio.get_running_loop().time() < deadline_s:
+            await self._calls.wait(0.1)
+        await source.settler.give_back()
+
     async def leave(self) -> None:
-        """Nothing is held at the brokers."""
+        """A member of the group no more."""
+        await self._member.leave()
 
     async def end_session(self) -> None:
         """There is no session: members of such a group have no queues of their own."""
@@ -199,26 +227,35 @@ class PopShare:
     async def _feed(self, broker_group: str, source: _Source) -> None:
         failures = Backoff(backoff_policy(self._options), random.Random())
         options = self._options
+        count = min(options.pop_count_max, options.queue_count_max)
+        call_count = 1
         while True:
             room = options.queue_count_max - source.open_count
-            if room < min(options.pop_count_max, options.queue_count_max):
+            if room < count:
                 source.ended.clear()
                 await source.ended.wait()
                 continue
-            count = min(room, options.pop_count_max)
             source.sooner.clear()
-            try:
-                answer = await self._pop.receive(broker_group, count, options.pop_invisible_ms)
-            except CometError as error:
+            calls = [
+                self._pop.receive(broker_group, count, options.pop_invisible_ms)
+                for _ in range(min(call_count, room // count))
+            ]
+            answers, error = await _all_of(calls)
+            for run in (run for answer in answers for run in answer.runs):
+                self._take(source, run)
+            if error is not None:
+                call_count = 1
                 self._refused(broker_group, error)
                 await self._calls.wait(failures.next_s())
                 continue
             failures.reset()
-            source.is_blocked = answer.again_s is not None and answer.again_s <= BLOCKED_S
-            for run in answer.runs:
-                self._take(source, run)
-            if not answer.runs and not answer.has_more:
-                await self._pop.arrival({broker_group: answer}, IDLE_S, source.sooner)
+            # While there is plenty some calls are on their way at a time.
+            is_plenty = all(answer.has_more for answer in answers)
+            call_count = min(2 * call_count, CALLS_MAX) if is_plenty else 1
+            last = answers[-1]
+            source.is_blocked = last.is_blocked
+            if not any(answer.runs or answer.has_more for answer in answers):
+                await self._pop.arrival({broker_group: last}, IDLE_S, source.sooner)
 
     def _refused(self, broker_group: str, error: CometError) -> None:
         """Told at once, and once a minute, if no retry mends it."""
@@ -232,11 +269,11 @@ class PopShare:
             )
 
     def _take(self, source: _Source, leased: LeasedRun) -> None:
-        kept = self._pop.kept(leased.messages)
-        passed = {one.queue_offset for one in leased.messages} - {o.queue_offset for o in kept}
+        kept = self._pop.kept(leased)
         source.settler.add(leased.lease)
-        if passed:
-            source.settler.done(leased.lease, passed)
+        if len(kept) < len(leased.messages):
+            passed = {one.queue_offset for one in leased.messages}
+            source.settler.done(leased.lease, passed - {one.queue_offset for one in kept})
         if kept:
             received = _Received(source, leased, kept)
             source.received[received] = None

@@ -51,11 +51,12 @@ _log = logger(__name__)
 class OpenHold:
     """A hold, and its answers that nobody has taken yet."""
 
-    __slots__ = ("_answers", "_waiter", "hold_id", "overdue_s", "pull")
+    __slots__ = ("_answers", "_waiter", "hold_id", "overdue_s", "pull", "return_number")
 
     def __init__(self, hold_id: int, pull: broker_pb2.PullRequest) -> None:
         self.hold_id = hold_id
         self.pull = pull  # at the position behind the answers that were taken
+        self.return_number = 0  # of the newest answer
         self.overdue_s = 0.0  # when the answer should be there, or the reader have come back
         self._answers: deque[Answer] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -105,7 +106,7 @@ class HoldConnection:
     ) -> broker_pb2.PullResponse | None:
         """The answer to a hold; None: the connection broke first. Raises what the hold was refused
         with. A caller that is cancelled takes its hold back. ``request`` is the connection's from
-        now on, if there is an answer.
+        now on, if there is an answer, whose return number it has.
         """
         queue = request.pull.queue
         key = request.broker_group, queue.topic, queue.queue_id
@@ -121,6 +122,7 @@ class HoldConnection:
         goes_on = False
         try:
             response = await hold.take()
+            request.return_number = hold.return_number
             goes_on = response is not None and self._goes_on(key, hold, response)
             return response
         finally:
@@ -214,6 +216,7 @@ class HoldConnection:
         if not response.goes_on:
             del self._open[response.hold_id]
         is_refused = response.HasField("error")
+        hold.return_number = response.response.return_number
         hold.put(from_proto(response.error) if is_refused else response.response.pull)
 
     async def _write(self) -> None:
@@ -280,22 +283,32 @@ class LongPoller:
         return response
 
     async def park_for_arrival(
-        self, broker_group: str, pull: broker_pb2.PullRequest, timeout_s: float
-    ) -> broker_pb2.PullResponse | None:
-        """FOUND, without messages, when one has come at the pull's position or behind it; NOT_FOUND
-        after the time; None and errors as :meth:`park`.
+        self,
+        broker_group: str,
+        pull: broker_pb2.PullRequest,
+        return_number: int,
+        timeout_s: float,
+    ) -> tuple[broker_pb2.PullResponse, int] | None:
+        """FOUND, without messages, when one has come at the pull's position or behind it, or has
+        come back to its group since the return of this number; NOT_FOUND after the time, with the
+        place and the number to go on at; None and errors as :meth:`park`.
         """
         connection = self._connection
         if connection is None or not connection.usable:
             return None
         hold_ms = max(1, min(self._hold_ms, round(timeout_s * 1000)))
         request = hold_pb2.HoldRequest(
-            broker_group=broker_group, pull=pull, hold_ms=hold_ms, arrival_only=True
+            broker_group=broker_group,
+            pull=pull,
+            hold_ms=hold_ms,
+            arrival_only=True,
+            return_number=return_number,
         )
         response = await connection.hold(request, hold_ms / 1000 + OVERDUE_S)
-        if response is not None:
-            self._backoff.answered(connection.address)
-        return response
+        if response is None:
+            return None
+        self._backoff.answered(connection.address)
+        return response, request.return_number
 
     # --- choosing ---------------------------------------------------------------------------------
 

@@ -144,6 +144,9 @@ def _packed(arrival: Arrival) -> Iterable[bytes]:
     proto.generation = arrival.generation
     proto.max_offset = arrival.max_offset
     proto.tag_codes.extend(sorted(arrival.codes))
+    for group, came_back in arrival.returns:
+        number, count = came_back
+        proto.returns.add(group=group, number=number, count=count)
     found = arrival.inline_messages
     if found is None:
         return [proto.SerializeToString()]

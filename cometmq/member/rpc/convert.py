@@ -223,6 +223,7 @@ def member_details(proto: broker_pb2.JoinGroupRequest) -> MemberDetails:
         proto.is_broadcasting,
         proto.retry_times_max if proto.HasField("retry_times_max") else None,
         proto.session_ms,
+        receives=proto.mode == broker_pb2.CONSUME_MODE_POP,
     )
 
 
@@ -247,6 +248,9 @@ def members_proto(view: Membership) -> list[broker_pb2.GroupMember]:
             is_broadcasting=member.details.is_broadcasting,
             session_ms=member.details.session_ms,
             is_away=member.away_until_s is not None,
+            mode=broker_pb2.CONSUME_MODE_POP
+            if member.details.receives
+            else broker_pb2.CONSUME_MODE_PULL,
         )
         for member in view.members
     ]

@@ -8,6 +8,9 @@ own units, once for all messages since the last arrival that was sent.
 A stream may want the messages themselves, where they are few. It gets them with a few arrivals
 after each wish, so that a queue without waiting holds soon sends none.
 
+Groups that receive (POP) get messages of a queue back. Streams hear of that the same way: a watch
+remembers the groups, and sends the number of the newest return of each.
+
 Invariants: a queue whose state differs from what was sent is pending in its watch; inline messages
 begin where the arrival sent before ended.
 
@@ -16,12 +19,14 @@ Pure: waking a stream is a function handed in.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 from cometmq.errors import CometError, LimitExceeded
 from cometmq.messaging.inline_messages import WANTED_ARRIVALS, InlineMessages
+from cometmq.messaging.pop.returns import Return, Returns
 from cometmq.model import QueueKey
 
 QUEUES_PER_WATCH_MAX = 100_000
@@ -29,6 +34,7 @@ WATCHES_MAX = 1_024
 # Above it the tags of what arrived are not looked at: a reader that far behind pulls anyway.
 TAG_UNITS_MAX = 256
 TAG_CODES_MAX = 16
+RETURNS_PER_ARRIVAL_MAX = 1_024
 SHARED_INLINE_MAX = 64  # kept at most, for queues with more than one stream: 1 MiB
 
 ANY_TAG: frozenset[int] = frozenset()
@@ -61,8 +67,8 @@ class Queues(Protocol):
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """A queue as it is now. ``codes``: low 32 bits of the tag hashes of what came since the arrival
-    before; empty = could be any. ``inline_messages``: all of these messages; None = pull them. With
-    ``error`` the queue's watch is over.
+    before; empty = could be any. ``inline_messages``: all of these messages; None = pull them.
+    ``returns``: groups that got messages back. With ``error`` the queue's watch is over.
     """
 
     key: QueueKey
@@ -70,18 +76,20 @@ class Arrival:
     max_offset: int = 0
     codes: frozenset[int] = ANY_TAG
     inline_messages: InlineMessages | None = None
+    returns: tuple[tuple[str, Return], ...] = ()
     error: CometError | None = None
 
 
 class Watch:
     """One stream: the queues that it watches, what was sent of each, and which to look at."""
 
-    __slots__ = ("_pending", "_wake", "_wanted", "sent")
+    __slots__ = ("_pending", "_returned", "_wake", "_wanted", "sent")
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.sent: dict[QueueKey, tuple[int, int] | None] = {}  # generation, maximum; None: nothing
         self._pending: dict[QueueKey, None] = {}  # in order of the first change
         self._wanted: dict[QueueKey, int] = {}  # so many arrivals go with their messages
+        self._returned: dict[QueueKey, dict[str, None]] = {}  # groups that got messages back
         self._wake = wake
 
     def note(self, key: QueueKey) -> None:
@@ -89,10 +97,24 @@ class Watch:
         self._pending[key] = None
         self._wake()
 
+    def note_returns(self, key: QueueKey, groups: Iterable[str]) -> None:
+        """These groups got messages of the queue back."""
+        self._returned.setdefault(key, {}).update(dict.fromkeys(groups))
+        self.note(key)
+
+    def take_returned(self, key: QueueKey) -> list[str]:
+        """The groups that the queue's next arrival names."""
+        groups = self._returned.pop(key, {})
+        taken = list(itertools.islice(groups, RETURNS_PER_ARRIVAL_MAX))
+        if len(taken) < len(groups):
+            self.note_returns(key, list(groups)[len(taken) :])
+        return taken
+
     def forget(self, key: QueueKey) -> None:
         """Watch the queue no longer."""
         del self.sent[key]
         self._pending.pop(key, None)
+        self._returned.pop(key, None)
         self._wanted.pop(key, None)
 
     def want(self, key: QueueKey) -> None:
@@ -128,6 +150,7 @@ class Watch:
     def validate(self) -> None:
         """Assert that the stream watches all queues that it would look at or wants messages of."""
         assert self._pending.keys() | self._wanted.keys() <= self.sent.keys()
+        assert self._returned.keys() <= self._pending.keys()
         assert all(0 < left <= WANTED_ARRIVALS for left in self._wanted.values())
 
 
@@ -141,6 +164,7 @@ class Arrivals:
         self._queues_max = queues_max  # of one watch
         self._watches: set[Watch] = set()
         self._by_queue: dict[QueueKey, set[Watch]] = {}
+        self.returns = Returns()
         # What was read for one stream and goes to others too; by what it spans.
         self._shared: dict[tuple[QueueKey, int, int], InlineMessages | None] = {}
 
@@ -189,6 +213,8 @@ class Arrivals:
             watch.sent[key] = None
             self._by_queue.setdefault(key, set()).add(watch)
             watch.note(key)
+            if groups := self.returns.of_queue(key):
+                watch.note_returns(key, groups)
 
     def want(self, watch: Watch, keys: Iterable[QueueKey]) -> None:
         """Holds wait at the end of these queues; queues that are not watched do not matter."""
@@ -217,6 +243,14 @@ class Arrivals:
                 for watch in by_queue[key]:
                     watch.note(key)
 
+    def came_back(self, key: QueueKey, group: str, number: int, count: int) -> None:
+        """The group may receive so many messages of the queue again. ``number`` is above all
+        before.
+        """
+        self.returns.note(key, group, number, count)
+        for watch in self._by_queue.get(key, ()):
+            watch.note_returns(key, (group,))
+
     def topic_changed(self, topic: str) -> None:
         """The topic's queues may have changed: deleted, or of a new generation."""
         self._shared.clear()
@@ -234,12 +268,15 @@ class Arrivals:
                 self.remove(watch, [key])
                 return Arrival(key, error=error)
             before, now = watch.sent[key], (state.generation, state.max_offset)
+            returns = self._returns(watch, key)
             if now == before:
-                continue
+                if not returns:
+                    continue
+                return Arrival(key, *now, returns=returns)
             watch.sent[key] = now
             with_messages = watch.spend(key)
             if before is None or before[0] != now[0]:
-                return Arrival(key, *now)
+                return Arrival(key, *now, returns=returns)
             first, end = before[1], now[1]
             assert first < end, "a maximum never goes back within a generation"
             inline = self._inline_messages(queues, key, first, end) if with_messages else None
@@ -247,8 +284,13 @@ class Arrivals:
             if end - first <= TAG_UNITS_MAX:
                 known = queues.tag_codes(*key, first, end) if inline is None else inline.codes
                 codes = frozenset(known)
-            return Arrival(key, *now, codes if len(codes) <= TAG_CODES_MAX else ANY_TAG, inline)
+            codes = codes if len(codes) <= TAG_CODES_MAX else ANY_TAG
+            return Arrival(key, *now, codes, inline, returns)
         return None
+
+    def _returns(self, watch: Watch, key: QueueKey) -> tuple[tuple[str, Return], ...]:
+        known = self.returns.of_queue(key)
+        return tuple((group, known[group]) for group in watch.take_returned(key) if group in known)
 
     def _inline_messages(
         self, queues: Queues, key: QueueKey, first: int, end: int

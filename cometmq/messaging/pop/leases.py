@@ -74,7 +74,11 @@ class QueueLeases:
         self.open_count = 0
         self._leases: dict[int, Lease] = {}
         self._order: list[tuple[int, int]] = []  # (first, number) of each lease, sorted
-        self._times: list[tuple[int, int]] = []  # a heap of (visible_ms, number); some are stale
+        # Heaps of (visible_ms, number), some stale: leases whose time comes, and has come.
+        self._coming: list[tuple[int, int]] = []
+        self._visible: list[tuple[int, int]] = []
+        self._looked_ms = 0  # leases whose time was up to then are in `_visible`
+        self._returned_count = 0  # messages whose time came, and that nobody was told of
         self._width_max = 0  # of the masks of all leases that there were
 
     def __len__(self) -> int:
@@ -94,24 +98,47 @@ class QueueLeases:
         return self._leases.get(number)
 
     def oldest_visible(self, now_ms: int) -> Lease | None:
-        """The lease whose time came first; None: none has come."""
-        lease = self._earliest()
-        return lease if lease is not None and lease.visible_ms <= now_ms else None
+        """The lease whose time came first; None: none has come. The time never goes back."""
+        self._look(now_ms)
+        return self._first(self._visible)
 
     @property
     def next_visible_ms(self) -> int | None:
         """When messages come back that are not acknowledged; None: there are none."""
-        lease = self._earliest()
-        return lease.visible_ms if lease is not None else None
+        firsts = (self._first(self._visible), self._first(self._coming))
+        return min((one.visible_ms for one in firsts if one is not None), default=None)
 
-    def _earliest(self) -> Lease | None:
-        while self._times:
-            visible_ms, number = self._times[0]
-            lease = self._leases.get(number)
-            if lease is not None and lease.visible_ms == visible_ms:
+    def next_return_ms(self, now_ms: int) -> int | None:
+        """When the next time of a lease comes; None: all have come."""
+        self._look(now_ms)
+        lease = self._first(self._coming)
+        return None if lease is None else lease.visible_ms
+
+    def take_returned(self, now_ms: int) -> int:
+        """How many messages' time came since the last call: they may be received again."""
+        self._look(now_ms)
+        count, self._returned_count = self._returned_count, 0
+        return count
+
+    def _look(self, now_ms: int) -> None:
+        self._looked_ms = max(self._looked_ms, now_ms)
+        while self._coming and self._coming[0][0] <= now_ms:
+            entry = heapq.heappop(self._coming)
+            if (lease := self._current(entry)) is not None:
+                heapq.heappush(self._visible, entry)
+                self._returned_count += lease.count
+
+    def _first(self, heap: list[tuple[int, int]]) -> Lease | None:
+        while heap:
+            if (lease := self._current(heap[0])) is not None:
                 return lease
-            heapq.heappop(self._times)
+            heapq.heappop(heap)
         return None
+
+    def _current(self, entry: tuple[int, int]) -> Lease | None:
+        """The lease that an entry of a heap is of; None: it is stale."""
+        lease = self._leases.get(entry[1])
+        return lease if lease is not None and lease.visible_ms == entry[0] else None
 
     def is_done(self, first: int, mask: int) -> bool:
         """Whether all these messages are done."""
@@ -176,10 +203,12 @@ class QueueLeases:
         insort(self._order, (lease.first, lease.number))
 
     def _note_time(self, lease: Lease) -> None:
-        heapq.heappush(self._times, (lease.visible_ms, lease.number))
-        if len(self._times) > 2 * len(self._leases) + _STALE_MAX:
-            self._times = [(one.visible_ms, one.number) for one in self._leases.values()]
-            heapq.heapify(self._times)
+        is_coming = lease.visible_ms > self._looked_ms
+        heap = self._coming if is_coming else self._visible
+        heapq.heappush(heap, (lease.visible_ms, lease.number))
+        if len(heap) > 2 * len(self._leases) + _STALE_MAX:
+            heap[:] = [entry for entry in heap if self._current(entry) is not None]
+            heapq.heapify(heap)
 
     def validate(self) -> None:
         """Asserts the invariants; for tests."""

@@ -149,18 +149,22 @@ class GroupCoordinator(GroupReads):
         """Let a client into a group, as long as the stream lives. A client that is refused leaves
         no group behind.
         """
-        if self.is_there(group) and details.is_broadcasting:
-            self._check_broadcast(group)
+        mode = ConsumeMode.POP if details.receives else ConsumeMode.PULL
+        if self.is_there(group):
+            self._check_join(group, details)
         stream = self._groups.join(group, client_id, subscriptions, details, origin)
         try:
-            await self.ensure_group(group, address)
+            await self.ensure_group(group, address, mode)
         except BaseException:
             stream.leave(for_good=True)
             raise
         return stream
 
-    def _check_broadcast(self, group: str) -> None:
-        if not self._keeper.group(group).consume_broadcast_enable:
+    def _check_join(self, group: str, details: MemberDetails) -> None:
+        settings = self._keeper.group(group)
+        if details.receives and settings.policy.mode is not ConsumeMode.POP:
+            raise GroupModeMismatch(f"group {group} pulls: its mode is not POP")
+        if details.is_broadcasting and not settings.consume_broadcast_enable:
             raise NoPermission(
                 f"group {group} takes no broadcasting consumers (consume_broadcast_enable)"
             )
@@ -320,7 +324,11 @@ class GroupCoordinator(GroupReads):
         settings = self._keeper.find_group(group)
         mode = settings.policy.mode if settings is not None else ConsumeMode.PULL
         members = self._members.view(group).members
-        reading = [m for m in members if topic in {s.topic for s in m.subscriptions}]
+        reading = [
+            member
+            for member in members
+            if not member.details.receives and topic in {s.topic for s in member.subscriptions}
+        ]
         return mode, [member.client_id for member in reading]
 
     def readable_queues(self, topic: str) -> int:

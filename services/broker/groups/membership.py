@@ -58,6 +58,7 @@ class Groups:
         self._forgotten = forgotten
         self._numbers = itertools.count(1)
         self._streams: defaultdict[str, set[MemberStream]] = defaultdict(set)
+        self._newest: dict[tuple[str, str], MemberStream] = {}  # by group and client id
         self._away: dict[tuple[str, str], Origin] = {}
         self._told_s: dict[str, float] = {}  # when groups with members were told last
         self._notices: dict[str, asyncio.TimerHandle] = {}  # by group, due soon
@@ -81,6 +82,9 @@ class Groups:
         stream = MemberStream(self, group, client_id, next(self._numbers), details, origin)
         stream.subscribe(group, client_id, subscriptions, details)
         self._streams[group].add(stream)
+        if (before := self._newest.get((group, client_id))) is not None:
+            before.wake()  # its client is here now
+        self._newest[group, client_id] = stream
         self._forget(group, client_id)
         if self._is_ending:
             stream.end()
@@ -126,7 +130,8 @@ class Groups:
         if group in self._streams:
             self._told_s[group] = asyncio.get_running_loop().time()
             for stream in self._streams[group]:
-                stream.wake()
+                if not stream.receives:
+                    stream.wake()
 
     def tell(self, group: str) -> None:
         """Tell all members of a group that it was reset, or has other settings."""
@@ -139,6 +144,8 @@ class Groups:
         streams = self._streams[group]
         assert stream in streams, "a stream ends once"
         streams.remove(stream)
+        if self._newest.get((group, client_id)) is stream:
+            del self._newest[group, client_id]
         if not streams:
             del self._streams[group]
             self._told_s.pop(group, None)
@@ -185,6 +192,7 @@ class MemberStream:
         origin: Origin,
     ) -> None:
         self._instance_id = details.instance_id
+        self.receives = details.receives
         self.group = group
         self.client_id = client_id
         self.number = number
@@ -206,6 +214,8 @@ class MemberStream:
             raise InvalidRequest("group and client_id stay the same for the whole stream")
         if details.instance_id != self._instance_id:
             raise InvalidRequest("instance_id stays the same for the whole stream")
+        if details.receives != self.receives:
+            raise InvalidRequest("mode stays the same for the whole stream")
         self._groups.table.put(group, client_id, self.number, subscriptions, details)
         self._groups.changed(group)
 
@@ -219,9 +229,9 @@ class MemberStream:
         self._look_again.set()
 
     async def views(self) -> AsyncIterator[Membership]:
-        """The group now and after each change; changes in between are not queued up. Ends when a
-        newer stream of the same client has taken over. Raises ClientIdInUse when another client of
-        the same name has.
+        """The group now and after each change; changes in between are not queued up. A member that
+        receives gets one view, without the others. Ends when a newer stream of the same client has
+        taken over. Raises ClientIdInUse when another client of the same name has.
         """
         version = -1
         while True:
@@ -233,6 +243,11 @@ class MemberStream:
             if mine.stream != self.number:
                 self._check_same(mine.details.instance_id)
                 return
+            if self.receives:
+                if version < 0:
+                    version = 0
+                    yield Membership(version, ())
+                continue
             view = self._groups.table.view(self.group)
             assert view.version >= version, "the versions of a group only grow"
             if view.version != version:

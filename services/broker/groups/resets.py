@@ -50,7 +50,7 @@ class QueueReset:
 
 
 class OffsetResets:
-    """Belongs to the event loop. ``on_reset`` gets the name of a group that was reset."""
+    """Belongs to the event loop. ``on_reset`` gets a group's name, and where it was reset."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class OffsetResets:
         storage: MemberStorage,
         reader: Reader,
         metrics: MemberMetrics,
-        on_reset: Callable[[str], None],
+        on_reset: Callable[[str, Sequence[QueueKey]], None],
     ) -> None:
         self._keeper = keeper
         self._storage = storage
@@ -131,7 +131,7 @@ class OffsetResets:
                 ),
             )
         self._metrics.offsets_reset(topic, group, len(resets))
-        self._on_reset(group)
+        self._on_reset(group, [(topic, one.queue_id) for one in resets])
         await self._storage.stored(end, self._keeper.demands_of([topic]))
 
     async def _places(

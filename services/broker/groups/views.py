@@ -15,13 +15,13 @@ class GroupViews:
     """Serialized ``JoinGroupResponse``s, the newest of each group."""
 
     def __init__(self) -> None:
-        self._packed: OrderedDict[str, tuple[tuple[int, bool, int], bytes]] = OrderedDict()
+        self._packed: OrderedDict[str, tuple[tuple[int, bool, bool, int], bytes]] = OrderedDict()
 
     def pack(
         self, group: str, view: Membership, *, consume_disabled: bool, reset_number: int
     ) -> bytes:
         """The answer that tells all this."""
-        key = view.version, consume_disabled, reset_number
+        key = view.version, bool(view.members), consume_disabled, reset_number
         known = self._packed.get(group)
         if known is not None and known[0] == key:
             return known[1]

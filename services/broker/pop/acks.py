@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from cometmq.messaging.pop.leases import Done, Lease, QueueLeases
 from services.broker.pop.groups import PopGroups
 
 ITEMS_MAX = 1_024
+REPEATS_MAX = 10_000  # changes whose answers can be repeated
 # A failed message so far before the next new one goes to the retry topic: else the group's
 # committed offset, and its lag, would wait for it.
 WINDOW_HALF = 32_768
@@ -64,6 +66,7 @@ class AckService:
 
     def __init__(self, groups: PopGroups) -> None:
         self._groups = groups
+        self._changes: OrderedDict[tuple[str, ChangeItem], Changed] = OrderedDict()
 
     async def acknowledge(self, group: str, items: Sequence[AckItem]) -> list[CometError | None]:
         """None for each item that is acknowledged, as safely as messages of its topic. Raises
@@ -85,14 +88,15 @@ class AckService:
             return error
         if held is not None:
             done = Done(held.lease.number, held.first, held.mask)
-            count = self._groups.pops.finish(group, handle.key, done)
+            count = self._groups.finish(group, handle.key, done)
             self._groups.metrics.pop_acknowledged(handle.key[0], group, count)
         topics.add(handle.key[0])
         return None
 
     async def change(self, group: str, items: Sequence[ChangeItem]) -> list[Changed | CometError]:
-        """What became of each item, when it is in the log. Raises as :meth:`acknowledge`, and
-        FlowControl.
+        """What became of each item, when it is in the log. An item that comes again, because its
+        answer was lost, gets the same one while its messages are its member's. Raises as
+        :meth:`acknowledge`, and FlowControl.
         """
         _check_count(items)
         settings = self._groups.check(group)
@@ -100,11 +104,30 @@ class AckService:
         answers: list[Changed | CometError] = []
         for item in items:
             try:
-                answers.append(await self._change(settings, item))
+                answer = self._repeated(group, item) or await self._change(settings, item)
             except CometError as error:
                 answers.append(error)
+                continue
+            answers.append(answer)
+            self._keep(group, item, answer)
         await self._groups.keeper.pops_written()
         return answers
+
+    def _keep(self, group: str, item: ChangeItem, answer: Changed) -> None:
+        self._changes[group, item] = answer
+        if len(self._changes) > REPEATS_MAX:
+            self._changes.popitem(last=False)
+
+    def _repeated(self, group: str, item: ChangeItem) -> Changed | None:
+        """The answer that the item got before; None: it is new, or its messages are no longer in
+        the lease that it got.
+        """
+        before = self._changes.get((group, item))
+        if before is None or not before.handle:
+            return before
+        handle = self._handle(group, AckItem(before.handle))
+        queue = self._groups.pops.find(group, handle.key)
+        return before if queue is not None and queue.find(handle.number) is not None else None
 
     async def _change(self, settings: GroupSettings, item: ChangeItem) -> Changed:
         group = settings.name

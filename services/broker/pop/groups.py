@@ -5,7 +5,7 @@ that leave a group's leases for its retry topic or its dead letters.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -24,11 +24,13 @@ from cometmq.messaging.group_policy import ConsumeMode
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.pop import handles
 from cometmq.messaging.pop.handles import Handle
-from cometmq.messaging.pop.leases import Done, Given, Lease, QueueLeases
+from cometmq.messaging.pop.leases import OPEN_MAX, Done, Given, Lease, QueueLeases
 from cometmq.messaging.pop.masks import offsets_of
-from cometmq.messaging.pop.ordering import QueueKeys
-from cometmq.model import Position, QueueKey
+from cometmq.messaging.pop.ordering import ORDERED_OPEN_MAX, QueueKeys
+from cometmq.messaging.pop.returns import ALL_MEMBERS
+from cometmq.model import RETRY_PREFIX, Position, QueueKey, TopicConfig
 from cometmq.telemetry import fields, logger
+from services.broker.pop.returns import PopReturns
 from services.broker.retry.retries import RetryService, SendBackItem
 
 _log = logger(__name__)
@@ -64,7 +66,10 @@ class PopGroups:
         self._clock = clock
         # The wall's clock as it was when we began: no lease ends early because it was set.
         self._ahead_ms = clock.wall_ms() - round(clock.boottime_s() * 1000)
+        self.returns = PopReturns(storage.arrivals, self.pops, self._next_number, self.now_ms)
         self._turns: dict[str, dict[QueueKey, Turn]] = {}
+        # Queues of a topic in which a group has a place, as long as the topic is as it was.
+        self._begun: dict[str, dict[str, tuple[TopicConfig, list[QueueKey]]]] = {}
         self._leaving: set[str] = set()  # groups that are about to pull instead
 
     def now_ms(self) -> int:
@@ -88,6 +93,19 @@ class PopGroups:
             raise NoPermission(f"group {group} may not read (consume_enable)")
         return settings
 
+    def begun(self, group: str, config: TopicConfig) -> list[QueueKey] | None:
+        """The queues of a topic, if the group has a place in each."""
+        known = self._begun.get(group, {}).get(config.name)
+        return known[1] if known is not None and known[0] is config else None
+
+    def note_begun(self, group: str, config: TopicConfig, keys: list[QueueKey]) -> None:
+        """The group has a place in each queue of the topic."""
+        self._begun.setdefault(group, {})[config.name] = config, keys
+
+    def note_ended(self, group: str, topic: str) -> None:
+        """The group has lost a place: it was reset."""
+        self._begun.get(group, {}).pop(topic, None)
+
     def turn(self, group: str, key: QueueKey) -> Turn:
         return self._turns.setdefault(group, {}).setdefault(key, Turn())
 
@@ -95,10 +113,38 @@ class PopGroups:
         self, group: str, key: QueueKey, source: int, first: int, mask: int, ms: int, attempt: int
     ) -> tuple[Lease, str]:
         """Put messages into a lease until ``ms``; the lease and its handle."""
-        number = self.pops.next_number(self._storage.store.epoch)
-        given = Given(number, source, first, mask, ms, attempt)
+        given = Given(self._next_number(), source, first, mask, ms, attempt)
         lease = self.pops.give(group, key, given)
+        if attempt:
+            self.returns.expect(group, key, ms)
         return lease, self.handle(group, key, lease)
+
+    def _next_number(self) -> int:
+        return self.pops.next_number(self._storage.store.epoch)
+
+    def finish(self, group: str, key: QueueKey, done: Done) -> int:
+        """Messages of a lease are done; how many were not before."""
+        settings, queue = self.keeper.find_group(group), self.pops.find(group, key)
+        assert queue is not None
+        was_full = settings is not None and self.is_full(settings, queue)
+        count = self.pops.finish(group, key, done)
+        if was_full or (settings is not None and settings.policy.is_orderly):
+            self.returns.freed(group, key, queue, count, has_room=was_full)
+        return count
+
+    @staticmethod
+    def is_full(settings: GroupSettings, queue: QueueLeases) -> bool:
+        """Whether nothing new is delivered from the queue until something is done."""
+        open_max = ORDERED_OPEN_MAX if settings.policy.is_orderly else OPEN_MAX
+        return queue.open_count >= open_max
+
+    def was_reset(self, group: str, keys: Iterable[QueueKey]) -> None:
+        """The group goes on elsewhere in these queues."""
+        settings = self.keeper.find_group(group)
+        if settings is not None and settings.policy.mode is ConsumeMode.POP:
+            for key in keys:
+                self.note_ended(group, key[0])
+                self.returns.came_back(group, key, ALL_MEMBERS)
 
     def handle(self, group: str, key: QueueKey, lease: Lease) -> str:
         handle = Handle(
@@ -132,14 +178,18 @@ class PopGroups:
             SendBackItem(*key, Position(generation, offset), level, tries=tries, delay_ms=delay_ms)
             for offset in offsets
         ]
+        retry_topic, topics = RETRY_PREFIX + group, self.state.topics
+        had_retries = retry_topic in topics
         answers = await self._retries.send_back(group, items)
+        if retry_topic in topics and not had_retries:  # members that wait do not know it
+            self.returns.look_again(group)
         for offset, answer in zip(offsets, answers, strict=True):
             if isinstance(answer, MessageNotFound | StoreDamaged):
                 self.note_lost(group, key, offset, answer)
             elif isinstance(answer, CometError):
                 raise answer
         if self.pops.find(group, key) is queue and queue is not None:
-            self.pops.finish(group, key, Done(number, first, mask))
+            self.finish(group, key, Done(number, first, mask))
 
     def note_lost(self, group: str, key: QueueKey, offset: int, error: CometError) -> None:
         """A message that the group cannot get: it is passed over."""
@@ -167,6 +217,7 @@ class PopGroups:
                     async with self.turn(group, key).lock:
                         await self._hand_over(group, key, queue)
             await self.keeper.pops_written()
+            self.returns.look_again(group)
             yield
         finally:
             self._leaving.discard(group)
@@ -180,8 +231,13 @@ class PopGroups:
     def forget_group(self, group: str) -> None:
         """The group was deleted, or pulls."""
         self._turns.pop(group, None)
+        self._begun.pop(group, None)
+        self.returns.forget_group(group)
 
     def forget_topic(self, topic: str) -> None:
+        self.returns.forget_topic(topic)
+        for topics in self._begun.values():
+            topics.pop(topic, None)
         for turns in self._turns.values():
             for key in [key for key in turns if key[0] == topic]:
                 del turns[key]

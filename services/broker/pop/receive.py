@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cometmq.errors import CometError, OffsetInvalid, StoreDamaged
+from cometmq.errors import CometError, NoPermission, OffsetInvalid, StoreDamaged, TopicNotFound
 from cometmq.filters import sql
 from cometmq.format import properties, record
 from cometmq.member.read.reader import PullAnswer, PullQuery, Reader, Room
@@ -34,7 +34,7 @@ QUEUES_PER_CALL_MAX = 1_024  # of a group with more, a call looks at the next on
 QUEUES_PER_TURN = 64  # of the loop
 SCANS_MAX = 8  # pulls of a queue in one call that find nothing for the filter
 REPEATS_MAX = 10_000  # answers that can be repeated
-BLOCKED_MS = 1_000  # until a member asks again whose messages wait for others of their group
+AGAIN_MS = 1_000  # for what no return tells: messages not to be seen yet, queues left out
 _ORDERED_BYTES = 256 * 1024  # that are looked at for messages of other message groups
 
 
@@ -75,12 +75,16 @@ class Run:
 
 @dataclass(slots=True)
 class Received:
-    """An answer. ``again_ms`` 0: nobody has messages that may come back."""
+    """An answer. ``again_ms`` 0: nobody has messages that may come back. ``is_blocked``: messages
+    wait for others of their message group. ``positions``: of each queue, where the group goes on,
+    and the number of its newest return.
+    """
 
     runs: list[Run] = field(default_factory=list)
     has_more: bool = False
     again_ms: int = 0
-    positions: list[tuple[QueueKey, Position]] = field(default_factory=list)
+    is_blocked: bool = False
+    positions: list[tuple[QueueKey, Position, int]] = field(default_factory=list)
 
     @property
     def count(self) -> int:
@@ -144,16 +148,17 @@ class ReceiveService:
         if ask.attempt_id and call.given:
             self._keep(ask, call.given)
         if len(keys) == QUEUES_PER_CALL_MAX:  # there may be something in others
-            call.answer.again_ms = min(call.answer.again_ms or BLOCKED_MS, BLOCKED_MS)
+            call.answer.again_ms = min(call.answer.again_ms or AGAIN_MS, AGAIN_MS)
         if call.answer.runs or call.answer.has_more:
             call.answer.positions = []
         return call.answer
 
     async def _fill(self, call: _Call, keys: list[tuple[Wanted, QueueKey]]) -> None:
-        """From these queues, until the call's limits are reached. Raises the first error, unless
-        another queue has something.
+        """From these queues, until the call's limits are reached. A queue that fails keeps nobody
+        from the others; the member asks it again soon. Raises the first error when all have failed.
         """
         first_error: CometError | None = None
+        has_read = False
         for number, (wanted, key) in enumerate(keys):
             if number % QUEUES_PER_TURN == QUEUES_PER_TURN - 1:
                 await asyncio.sleep(0)  # others want the loop too
@@ -163,15 +168,20 @@ class ReceiveService:
             try:
                 async with self._groups.turn(call.ask.group, key).lock:
                     await self._from_queue(call, wanted, key)
+                has_read = True
             except CometError as error:
                 first_error = first_error or error
-        if first_error is not None and not call.answer.runs:
+        if first_error is not None and not has_read:
             raise first_error
+        if first_error is not None:
+            call.answer.again_ms = min(call.answer.again_ms or AGAIN_MS, AGAIN_MS)
 
     # --- which queues ---
 
     async def _keys(self, ask: ReceiveAsk) -> list[tuple[Wanted, QueueKey]]:
-        """Queues of the call, each time beginning behind those of the call before."""
+        """Queues of the call, each time beginning behind those of the call before. Topics that are
+        gone, or may not be read, are left out. Raises the first error when all are.
+        """
         topics = self._groups.state.topics
         if ask.queue_id is not None:
             [wanted] = ask.wanted
@@ -182,24 +192,33 @@ class ReceiveService:
         retry_topic = RETRY_PREFIX + ask.group
         if retry_topic not in {one.topic for one in wanted_all} and topics.find(retry_topic):
             wanted_all.append(Wanted(retry_topic))
-        keys = []
+        keys: list[tuple[Wanted, QueueKey]] = []
+        first_error: CometError | None = None
         for wanted in wanted_all:
-            topics.for_read(wanted.topic, 0)
-            self._groups.keeper.check_open(wanted.topic)
-            await self._begin(ask, wanted.topic)
-            count = topics.get(wanted.topic).read_queue_count
-            keys += [(wanted, (wanted.topic, queue_id)) for queue_id in range(count)]
+            try:
+                topics.for_read(wanted.topic, 0)
+                self._groups.keeper.check_open(wanted.topic)
+                found = await self._begin(ask, wanted.topic)
+            except (TopicNotFound, NoPermission) as error:  # its members learn it from its route
+                first_error = first_error or error
+                continue
+            keys += [(wanted, key) for key in found]
+        if first_error is not None and all(key[0] == retry_topic for _, key in keys):
+            raise first_error
         first = self._rounds % len(keys)
         self._rounds += 1 if len(keys) <= QUEUES_PER_CALL_MAX else QUEUES_PER_CALL_MAX
         return (keys[first:] + keys[:first])[:QUEUES_PER_CALL_MAX]
 
-    async def _begin(self, ask: ReceiveAsk, topic: str) -> None:
-        """The group has a place in each queue of the topic. Its first call fixes them."""
+    async def _begin(self, ask: ReceiveAsk, topic: str) -> list[QueueKey]:
+        """The queues of the topic, in each of which the group has a place. Its first call fixes
+        them.
+        """
         state, pops = self._groups.state, self._groups.pops
-        count = state.topics.get(topic).read_queue_count
-        keys = [(topic, queue_id) for queue_id in range(count)]
-        if all(pops.find(ask.group, key) is not None for key in keys):
-            return
+        config = state.topics.get(topic)
+        begun = self._groups.begun(ask.group, config)
+        if begun is not None:
+            return begun
+        keys = [(topic, queue_id) for queue_id in range(config.read_queue_count)]
         is_first = not state.offsets.reads(ask.group, topic) and not any(
             pops.find(ask.group, key) for key in keys
         )
@@ -213,6 +232,8 @@ class ReceiveService:
             else:
                 place = places.get(key, view.min_offset)
             pops.open(ask.group, key, place)
+        self._groups.note_begun(ask.group, config, keys)
+        return keys
 
     async def _places(self, ask: ReceiveAsk, keys: list[QueueKey]) -> dict[QueueKey, int]:
         settings = self._groups.keeper.group(ask.group)
@@ -235,7 +256,8 @@ class ReceiveService:
     async def _from_queue(self, call: _Call, wanted: Wanted, key: QueueKey) -> None:
         group = call.ask.group
         queue = self._groups.pops.find(group, key)
-        if queue is None:  # reset, or deleted, since the call began
+        if queue is None:  # reset, or deleted
+            self._groups.note_ended(group, key[0])
             call.answer.has_more = True
             return
         if call.settings.policy.is_orderly:
@@ -248,14 +270,22 @@ class ReceiveService:
 
     def _note_wait(self, call: _Call, key: QueueKey, queue: QueueLeases) -> None:
         """When the member asks this queue again."""
-        next_ms = queue.next_visible_ms
-        if next_ms is not None:
-            again_ms = max(next_ms - self._groups.now_ms(), 1)
-            if next_ms <= call.now_ms:  # for others of its message group, or to be seen
-                again_ms = BLOCKED_MS
+        group, now_ms = call.ask.group, self._groups.now_ms()
+        next_ms = queue.next_return_ms(call.now_ms)
+        again_ms = None if next_ms is None else max(next_ms - now_ms, 1)
+        if queue.oldest_visible(call.now_ms) is not None:
+            if call.settings.policy.is_orderly and again_ms is not None:
+                call.answer.is_blocked = True  # by messages that others have
+            else:
+                again_ms = AGAIN_MS
+        if again_ms is not None:
             call.answer.again_ms = min(call.answer.again_ms or again_ms, again_ms)
-        generation = self._groups.state.pop_generation(key)
-        call.answer.positions.append((key, Position(generation, queue.next_offset)))
+        offset = queue.next_offset
+        if self._groups.is_full(call.settings, queue):  # what arrives has to wait
+            offset = max(offset, self._storage.bounds(key)[1])
+        place = Position(self._groups.state.pop_generation(key), offset)
+        number = self._groups.returns.number(group, key)
+        call.answer.positions.append((key, place, number))
 
     async def _again(self, call: _Call, key: QueueKey, queue: QueueLeases) -> None:
         """Messages whose time was over."""
@@ -312,7 +342,7 @@ class ReceiveService:
                 continue
             if isinstance(one, CometError):
                 self._groups.note_lost(call.ask.group, key, offset, one)
-                self._groups.pops.finish(call.ask.group, key, Done(lease.number, offset, 1))
+                self._groups.finish(call.ask.group, key, Done(lease.number, offset, 1))
             elif self._is_dead(call, lease, one):
                 dead.append(offset)
             else:
@@ -421,7 +451,7 @@ class ReceiveService:
             if call.is_full:
                 return
         for _ in range(SCANS_MAX):
-            if call.is_full or queue.open_count >= ORDERED_OPEN_MAX:
+            if call.is_full or self._groups.is_full(call.settings, queue):
                 return
             count = min(ORDERED_OPEN_MAX - queue.open_count, 4 * call.left)
             answer = await self._scan(call, wanted, key, queue, count, _ORDERED_BYTES)

@@ -85,11 +85,14 @@ class PopServicer(ReadServicer):
             runs=[self._run(run, form) for run in answer.runs],
             has_more=answer.has_more,
             again_ms=answer.again_ms,
+            is_blocked=answer.is_blocked,
             positions=[
                 broker_pb2.ReceivePosition(
-                    queue=convert.queue_proto(*key), position=convert.position_proto(position)
+                    queue=convert.queue_proto(*key),
+                    position=convert.position_proto(position),
+                    return_number=number,
                 )
-                for key, position in answer.positions
+                for key, position, number in answer.positions
             ],
         )
 

@@ -37,6 +37,7 @@ def want(
     hold_s: float = 15.0,
     answers_max: int = 1,
     arrival_group: str = "",
+    return_number: int = 0,
 ) -> HoldSpec:
     return HoldSpec(
         key,
@@ -46,6 +47,7 @@ def want(
         hold_s,
         answers_max=answers_max,
         arrival_group=arrival_group,
+        return_number=return_number,
     )
 
 
@@ -95,6 +97,40 @@ def test_each_32_messages_wake_one_hold_of_a_group_that_receives() -> None:
     holds.validate()
     assert of_g[3].state is HoldState.WAITING
     assert holds.observe_arrival(A0, 2, 3, ANY, 0.0) == [of_g[3]]
+
+
+def test_messages_that_come_back_wake_one_hold_of_their_group_for_each_32() -> None:
+    holds = holds_with(A0, A1)
+    of_g = [park(holds, want(arrival_group="G")) for _ in range(4)]
+    others = [park(holds, want(arrival_group="H")), park(holds, want())]
+    others.append(park(holds, want(A1, arrival_group="G")))
+    assert holds.observe_return(A0, "G", 7, 33) == of_g[:2]
+    assert holds.observe_return(A0, "G", 7, 33) == [], "told again"
+    holds.validate()
+    assert holds.observe_return(A0, "G", 8, 1 << 32) == of_g[2:]
+    assert {hold.state for hold in others} == {HoldState.WAITING}
+    assert holds.observe_return(B0, "G", 9, 1) == [], "nobody waits there"
+
+
+def test_who_looked_before_the_newest_return_looks_again() -> None:
+    holds = holds_with(A0)
+    holds.observe_return(A0, "G", 7, 1)
+    early = park(holds, want(arrival_group="G", return_number=6))
+    late = park(holds, want(arrival_group="G", return_number=7))
+    other = park(holds, want(arrival_group="H"))
+    assert (early.state, late.state) == (HoldState.PULLING, HoldState.WAITING)
+    assert other.state is HoldState.WAITING
+
+
+def test_a_return_while_the_watch_was_broken_is_told_by_the_next_one() -> None:
+    holds = holds_with(A0)
+    hold = park(holds, want(arrival_group="G", return_number=7))
+    holds.lose_watch("a", 0.0)
+    assert holds.observe_arrival(A0, 1, 0, ANY, 0.0) == []
+    assert holds.observe_return(A0, "G", 7, 1) == [], "it knows"
+    holds.lose_watch("a", 0.0)
+    holds.observe_arrival(A0, 1, 0, ANY, 0.0)
+    assert holds.observe_return(A0, "G", 8, 1) == [hold]
 
 
 def test_tags_that_nobody_wants_move_the_hold_on_without_a_pull() -> None:

@@ -279,6 +279,57 @@ def test_a_queue_that_is_gone_ends_its_watch() -> None:
     assert told(arrivals, watch, shelf) == []
 
 
+def told_returns(arrivals: Arrivals, watch: Watch, shelf: Shelf) -> list[tuple[str, int, int]]:
+    found = []
+    while (arrival := arrivals.next_arrival(watch, shelf)) is not None:
+        assert arrival.codes == ANY
+        found += [(group, *one) for group, one in arrival.returns]
+    return found
+
+
+def test_what_came_back_to_groups_is_told_once_and_to_new_streams() -> None:
+    shelf, arrivals, ring = Shelf(A, B), Arrivals(), Notifier()
+    watch = arrivals.open(ring)
+    arrivals.add(watch, [A])
+    assert told_returns(arrivals, watch, shelf) == []
+    rings = ring.rings
+    arrivals.came_back(A, "G", 5, 2)
+    arrivals.came_back(A, "H", 6, 1)
+    arrivals.came_back(B, "G", 7, 1)
+    arrivals.came_back(A, "G", 8, 3)
+    arrivals.validate()
+    assert ring.rings > rings
+    assert told_returns(arrivals, watch, shelf) == [("G", 8, 3), ("H", 6, 1)]
+    assert told_returns(arrivals, watch, shelf) == []
+    shelf.states[A].codes.append(1)
+    arrivals.advanced([(A, 1)])
+    arrivals.came_back(A, "H", 9, 1)
+    [arrival] = [arrivals.next_arrival(watch, shelf)]
+    assert arrival is not None
+    assert (arrival.max_offset, arrival.codes) == (1, frozenset({1}))
+    assert [group for group, _ in arrival.returns] == ["H"]
+    other = arrivals.open(Notifier())
+    arrivals.add(other, [A])
+    assert told_returns(arrivals, other, shelf) == [("G", 8, 3), ("H", 9, 1)]
+    arrivals.came_back(A, "G", 10, 1)
+    arrivals.returns.forget_group("G")
+    arrivals.remove(other, [A])
+    arrivals.validate()
+    assert told_returns(arrivals, watch, shelf) == []
+
+
+def test_many_groups_are_told_in_parts() -> None:
+    shelf, arrivals = Shelf(A), Arrivals()
+    watch = arrivals.open(Notifier())
+    for number in range(1, 2_501):
+        arrivals.came_back(A, f"G{number}", number, 1)
+    arrivals.add(watch, [A])
+    parts = []
+    while (arrival := arrivals.next_arrival(watch, shelf)) is not None:
+        parts.append(len(arrival.returns))
+    assert parts == [1_024, 1_024, 452]
+
+
 def test_what_nobody_watches_costs_nobody_anything() -> None:
     arrivals, shelf, notifier = Arrivals(), Shelf(A, B), Notifier()
     watch = arrivals.open(notifier)

@@ -1,0 +1,62 @@
+"""A consumer that receives is a member of its group, as operators see it: one stream to each broker
+group that has its topics. It divides nothing with the other members, so nobody tells it of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+
+from cometmq.client.group.membership import Membership
+from cometmq.client.options import ConsumerOptions, backoff_policy
+from cometmq.client.pop.calls import PopCalls
+from cometmq.client.reading.offsets import BrokerCalls
+from cometmq.model import Filter
+from cometmq.rpc.tasks import Tasks
+
+
+class PopMember:
+    """``subscriptions`` are those of the consumer, by topic. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        options: ConsumerOptions,
+        calls: BrokerCalls,
+        pop: PopCalls,
+        subscriptions: Mapping[str, Filter],
+    ) -> None:
+        self._pop = pop
+        self._subscriptions = subscriptions
+        self._changed = asyncio.Event()
+        self._membership = Membership(
+            calls.client_id,
+            secrets.token_hex(8),
+            "",
+            False,
+            0,
+            calls,
+            backoff_policy(options),
+            on_change=lambda: None,
+            on_reset=lambda _broker_group: None,
+            receives=True,
+        )
+
+    def start(self, tasks: Tasks) -> None:
+        """A member from the first subscription on."""
+        tasks.start(self._follow(tasks), "stay a member")
+
+    def look_again(self) -> None:
+        """What is read, or where, has changed."""
+        self._changed.set()
+
+    async def _follow(self, tasks: Tasks) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            groups = self._pop.broker_groups()
+            await self._membership.update(self._subscriptions, groups, tasks)
+
+    async def leave(self) -> None:
+        """A member no more."""
+        await self._membership.leave()
