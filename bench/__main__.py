@@ -27,10 +27,12 @@ from bench import (
     messaging,
     pop,
     replication,
+    requests,
     roundtrip,
     scale,
     soak,
     stage,
+    tracing,
     transactions,
 )
 from bench.peers import rounds as peers
@@ -63,6 +65,8 @@ OTHERS = {
     "messaging": messaging.main,
     "transactions": transactions.main,
     "pop": pop.main,
+    "requests": requests.main,
+    "tracing": tracing.main,
     "groups": groups.main,
     "latency": latency.runs,
     "roundtrip": roundtrip.main,

@@ -98,6 +98,15 @@ class QueueRef:
     queue_id: int
     broker_group: str = ""  # empty inside a broker, where there is only one
 
+    def is_of(self, topic: str) -> bool:
+        """Whether it surely is a queue of the topic."""
+        return (
+            self.topic.__class__ is self.broker_group.__class__ is str
+            and self.topic == topic
+            and self.queue_id.__class__ is int
+            and 0 <= self.queue_id < 2**31
+        )
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Position:
@@ -248,11 +257,13 @@ class Message:
             or not self._has_usual_time()
             or self.sharding_key.__class__ is not str
             or self.wait_store is not True
-            or self.queue is not None
             or self.body.__class__ is not bytes
             or self.topic.__class__ is not str
             or self.tag.__class__ is not str
         ):
+            return False
+        queue = self.queue
+        if queue is not None and not (queue.__class__ is QueueRef and queue.is_of(self.topic)):
             return False
         for key in self.keys:
             if key.__class__ is not str:

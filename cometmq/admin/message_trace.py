@@ -5,7 +5,7 @@ offsets of brokers.
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from cometmq.admin.connection import Connection, call
@@ -23,10 +23,12 @@ from cometmq.format import delayed, timers, trace
 from cometmq.format.properties import RETRY_TOPIC
 from cometmq.format.trace import EndTransaction, Pub, Recall, SubAfter, SubBefore, TraceRecord
 from cometmq.model import DLQ_PREFIX, RETRY_PREFIX
+from cometmq.rpc.tasks import map_bounded
 from cometmq.v1 import broker_pb2, common_pb2, namesrv_pb2
 
 FOUND_MAX = 64  # messages of one query
 GROUPS_MAX = 1_000  # of a broker group, that are asked how far they are
+GROUPS_AT_A_TIME = 16
 
 # Events.
 PRODUCED, STORED, DELIVERED, CONSUMED = "produced", "stored", "delivered", "consumed"
@@ -117,10 +119,15 @@ async def _timeline(
     stored: Sequence[MessageView],
 ) -> list[TraceEventView]:
     events = [*_sent(unique_id, records, stored), *_calls(records), *_others(records)]
-    progress = [one async for one in _progress(connection, stored)]
+    progress = await _progress(connection, stored)
     called = {event.group for event in events if event.event == CONSUMED}
-    for group in sorted(called | {one.group for one in progress}):
-        events += await _tries(connection, group, unique_id)
+
+    async def tries(group: str) -> list[TraceEventView]:
+        return await _tries(connection, group, unique_id)
+
+    groups = sorted(called | {one.group for one in progress})
+    for found in await map_bounded(tries, groups, GROUPS_AT_A_TIME):
+        events += found
     return sorted(events, key=lambda event: event.time_ms or 0) + progress
 
 
@@ -242,13 +249,12 @@ async def _tries(connection: Connection, group: str, unique_id: str) -> list[Tra
     return events
 
 
-async def _progress(
-    connection: Connection, stored: Sequence[MessageView]
-) -> AsyncIterator[TraceEventView]:
+async def _progress(connection: Connection, stored: Sequence[MessageView]) -> list[TraceEventView]:
     """The groups that have, or have not, passed the message, by their committed offsets; the time
     is not known.
     """
     known: dict[str, tuple[namesrv_pb2.Member, Sequence[str]]] = {}  # writer, its groups
+    asks: list[tuple[MessageView, namesrv_pb2.Member, str]] = []
     for message in stored:
         broker_group = message.message_id.rpartition("/")[0]
         if broker_group not in known:
@@ -257,23 +263,35 @@ async def _progress(
             listed = await call(member.internal_address, method, broker_pb2.ListGroupsRequest())
             known[broker_group] = member, listed.groups[:GROUPS_MAX]
         member, groups = known[broker_group]
-        queue = common_pb2.QueueRef(topic=message.topic, queue_id=message.queue_id)
-        for group in groups:
-            request = broker_pb2.QueryOffsetsRequest(group=group, queues=[queue])
-            answer = await call(member.address, connection.broker(member).QueryOffsets, request)
-            for result in answer.results:
-                if result.HasField("position"):
-                    offset = result.position.offset
-                    passed = offset > message.queue_offset
-                    yield TraceEventView(
-                        None,
-                        PASSED if passed else NOT_PASSED,
-                        message.unique_id,
-                        message.topic,
-                        group,
-                        detail=f"committed offset {offset}",
-                        source=OFFSETS,
-                    )
+        asks += [(message, member, group) for group in groups]
+
+    async def ask(one: tuple[MessageView, namesrv_pb2.Member, str]) -> list[TraceEventView]:
+        return await _progress_of(connection, *one)
+
+    found = await map_bounded(ask, asks, GROUPS_AT_A_TIME)
+    return [event for events in found for event in events]
+
+
+async def _progress_of(
+    connection: Connection, message: MessageView, member: namesrv_pb2.Member, group: str
+) -> list[TraceEventView]:
+    """Of one group; nothing where it has committed no offset."""
+    queue = common_pb2.QueueRef(topic=message.topic, queue_id=message.queue_id)
+    request = broker_pb2.QueryOffsetsRequest(group=group, queues=[queue])
+    answer = await call(member.address, connection.broker(member).QueryOffsets, request)
+    return [
+        TraceEventView(
+            None,
+            PASSED if result.position.offset > message.queue_offset else NOT_PASSED,
+            message.unique_id,
+            message.topic,
+            group,
+            detail=f"committed offset {result.position.offset}",
+            source=OFFSETS,
+        )
+        for result in answer.results
+        if result.HasField("position")
+    ]
 
 
 def _result(is_success: bool, code: int = trace.SUCCESS) -> str:

@@ -175,7 +175,7 @@ class TraceOptions:
         metadata=_about("With trace_enable: the topic of the records.", "customizedTraceTopic"),
     )
     trace_buffer_max: int = _option(
-        10_000,
+        100_000,
         1,
         1_000_000,
         "With trace_enable: records that wait to be sent; more are dropped, counted and logged.",

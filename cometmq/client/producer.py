@@ -30,7 +30,7 @@ from cometmq.client.namespaces import Namespace
 from cometmq.client.options import ProducerOptions, backoff_policy, options_of
 from cometmq.client.received import ReceivedMessage
 from cometmq.client.requests.replier import Replier
-from cometmq.client.requests.requester import ReplyCallback, Requests, call_back
+from cometmq.client.requests.requester import ReplyCallback, Requests, Sending, call_back
 from cometmq.client.selectors import choose_by_hash
 from cometmq.client.sending.batch import Waiter
 from cometmq.client.sending.batcher import Buffer
@@ -96,8 +96,7 @@ class Producer:
             self._connections,
             self._routes,
             self._tasks,
-            self._groups_of,
-            self.send,
+            Sending(self._groups_of, self._queues_of, self.send, self._send_now),
         )
         self._recaller = Recaller(self._options, self._connections, self._routes, self._clock)
         self._replier = Replier(self._connections.namesrv, self._options.client_id)
@@ -185,18 +184,40 @@ class Producer:
             partitioner = self._rule.get(topic)
         except AttributeError:  # it is no message: the error comes there
             return await self._send_with_care(message)
-        if partitioner is None or message.queue is not None:
-            return await self._send_with_care(message)
         buffer = self._buffer
-        if buffer.used >= buffer.limit:
+        if partitioner is None or buffer.used >= buffer.limit:
             return await self._send_with_care(message)
         future: Future[SendReceipt] = self._loop.create_future()
         batch_count = buffer.batch_count
+        if message.queue is not None:
+            if not partitioner.put_to(message.queue, message, future):
+                return await self._send_with_care(message)
+            return future
         if not partitioner.put(message, future):
             return await self._send_with_care(message)
         if buffer.batch_count > batch_count:  # let it go out while the next one fills
             await asyncio.sleep(0)
         elif not message.sharding_key:
+            partitioner.begin_run()
+        return future
+
+    def _send_now(self, message: Message) -> Future[SendReceipt] | None:
+        """As :meth:`send` where nothing has to be waited for; else None, and nothing is done."""
+        run = self._runs.get(message.topic)
+        if run is not None:
+            taken: Future[SendReceipt] | None = run.put(message)
+            if taken is not None:
+                return taken
+        partitioner, buffer = self._rule.get(message.topic), self._buffer
+        if partitioner is None or buffer.used >= buffer.limit:
+            return None
+        future: Future[SendReceipt] = self._loop.create_future()
+        batch_count = buffer.batch_count
+        if message.queue is not None:
+            return future if partitioner.put_to(message.queue, message, future) else None
+        if not partitioner.put(message, future):
+            return None
+        if buffer.batch_count == batch_count and not message.sharding_key:
             partitioner.begin_run()
         return future
 
@@ -470,6 +491,11 @@ class Producer:
         self._check_open()
         partitioner = self._partitioners.get(topic) or await self._new_target(topic)
         return {queue.broker_group for queue in partitioner.queues}
+
+    def _queues_of(self, topic: str) -> tuple[QueueRef, ...]:
+        """The topic's queues, as they are known."""
+        partitioner = self._partitioners.get(topic)
+        return () if partitioner is None else partitioner.queues
 
     def _check_open(self) -> None:
         if not self._open:

@@ -65,9 +65,7 @@ class PullConsumer(QueueCalls):
         self._tracing = TraceDispatcher(
             self._connections.namesrv, self._options.client_id, self._options
         )
-        self._tracer = (
-            ConsumeTracer(self._tracing, self._options) if self._options.trace_enable else None
-        )
+        self._tracer = ConsumeTracer(self._tracing) if self._options.trace_enable else None
         self._replier = Replier(self._connections.namesrv, self._options.client_id)
         self._long_poller = LongPoller(
             self._options.client_id, self._connections, self._routes.cluster, self._options.hold_ms

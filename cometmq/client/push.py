@@ -162,7 +162,7 @@ class PushConsumer:
         hooks = self._options.consume_hooks
         if not self._options.trace_enable:
             return hooks
-        return *hooks, ConsumeTracer(self._tracing, self._options)
+        return *hooks, ConsumeTracer(self._tracing)
 
     def _own_calls(self) -> BrokerCalls:
         """Calls for the group that is this consumer's alone, and has its offsets."""

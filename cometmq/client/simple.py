@@ -72,9 +72,7 @@ class SimpleConsumer:
         self._tracing = TraceDispatcher(
             self._connections.namesrv, self._options.client_id, self._options
         )
-        self._tracer = (
-            ConsumeTracer(self._tracing, self._options) if self._options.trace_enable else None
-        )
+        self._tracer = ConsumeTracer(self._tracing) if self._options.trace_enable else None
         self._replier = Replier(self._connections.namesrv, self._options.client_id)
         namespace = Namespace(self._options.namespace)
         self._routes = RouteWatcher(

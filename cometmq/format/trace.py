@@ -100,35 +100,7 @@ TraceRecord: TypeAlias = Pub | SubBefore | SubAfter | EndTransaction | Recall
 def encode(record: TraceRecord) -> str:
     """The record with its end. Separators inside of texts become blanks."""
     fields = _ENCODERS[type(record)](record)
-    return FIELD.join([type(record).__name__, *map(_text, fields)]) + RECORD
-
-
-class PubForm:
-    """Records of sends that differ in few fields: a quarter of the work of :func:`encode`."""
-
-    def __init__(self, pub: Pub) -> None:
-        """``pub`` has the fields that are the same for all."""
-        fields = encode(pub).split(FIELD)
-        self._head = FIELD.join(fields[:5])
-        self._store_host = fields[8]
-        self._cost_ms = fields[10]
-        self._end = fields[13]
-
-    def encode(
-        self,
-        message_id: str,
-        tags: str,
-        keys: str,
-        body_bytes: int,
-        message_type: int,
-        offset_message_id: str,
-    ) -> str:
-        """As :func:`encode`; ``message_id`` and ``offset_message_id`` have no separators."""
-        return (
-            f"{self._head}\x01{message_id}\x01{_text(tags)}\x01{_text(keys)}\x01{self._store_host}\x01"
-            f"{body_bytes}\x01{self._cost_ms}\x01{message_type}\x01{offset_message_id or NULL}\x01"
-            f"{self._end}"
-        )
+    return FIELD.join([type(record).__name__, *map(text_field, fields)]) + RECORD
 
 
 def decode(body: str) -> Iterator[TraceRecord]:
@@ -144,7 +116,8 @@ def decode(body: str) -> Iterator[TraceRecord]:
             continue
 
 
-def _text(value: str | int) -> str:
+def text_field(value: str | int) -> str:
+    """A field as a record has it."""
     if value.__class__ is int:
         return str(value)
     if value is True or value is False:

@@ -41,5 +41,6 @@ int received_add(PyObject *module);
 int message_add(PyObject *module);
 int sent_add(PyObject *module);
 int run_add(PyObject *module);
+int trace_add(PyObject *module);
 
 #endif

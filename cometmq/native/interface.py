@@ -11,6 +11,7 @@ without the GIL.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -125,6 +126,60 @@ class OpenRun(Protocol):
         """The times that the messages name, int64 of this machine; empty when they name none."""
 
 
+SentForm = tuple[bytes, bytes, int, bytes, bytes, int, bytes, int, bytes]
+"""What trace records of messages of one queue have in common: see
+:class:`cometmq.client.tracing.pack.SentForm`."""
+CallForm = tuple[bytes, bytes, bytes]
+"""What trace records of one listener call have in common: see
+:class:`cometmq.client.tracing.pack.CallForm`."""
+
+
+class TracePack(Protocol):
+    """Trace records for one message, and its keys: each word once, as long as there is room. What
+    there is no room for beside the others is not taken, and the pack is full.
+
+    It takes ``room`` records more, also in later messages; others are ``dropped``, and count there.
+    """
+
+    count: int  # of the records in it
+    room: int
+    dropped: int
+    is_full: bool  # the last call stopped because of that
+
+    def __init__(self, body_bytes_max: int, keys_bytes_max: int, room: int, /) -> None:
+        """ValueError for more than 16,384 bytes of keys."""
+
+    def put(self, text: bytes, words: bytes, /) -> bool:
+        """Takes a record; there are blanks between the words. False: the pack is full."""
+
+    def put_sent(
+        self,
+        records: bytes,
+        starts: array[int],
+        first: int,
+        at: int,
+        count: int,
+        next_place: int,
+        step: int,
+        form: SentForm,
+        /,
+    ) -> int:
+        """Takes records of messages ``at`` to ``count`` of a segment, whose first one begins at
+        ``starts[first]``: those from ``next_place`` on with ``step`` between them, none with 0, and
+        those that are marked. Where it stopped: full, or before a message that Python looks at.
+        """
+
+    def put_calls(
+        self, messages: Sequence[object], at: int, period: int, topic: str, form: CallForm, /
+    ) -> int:
+        """Takes records of received messages from ``at`` on: one of ``period`` by their ids, none
+        with 0, and those that are marked, but none of the topic. Where it stopped, as above.
+        """
+
+    def take(self) -> tuple[bytes, bytes]:
+        """The records, and the keys with blanks between them; then it is empty."""
+
+
 class Accelerator(Protocol):
     """The module ``cometmq.native._accelerator``. Arguments are positional."""
 
@@ -136,6 +191,7 @@ class Accelerator(Protocol):
     SendEach: type[SendEach]
     SendFuture: type[object]  # of a message of a SendEach; what asyncio.Future does
     OpenRun: type[OpenRun]
+    TracePack: type[TracePack]
 
     def crc32(self, data: Buffer, /) -> int:
         """``zlib.crc32(data)``."""

@@ -51,7 +51,7 @@ static int execute(PyObject *module)
 {
     crc32_prepare();
     if (levels_add(module) < 0 || received_add(module) < 0 || message_add(module) < 0 || sent_add(module) < 0
-        || run_add(module) < 0)
+        || run_add(module) < 0 || trace_add(module) < 0)
         return -1;
     return PyModule_AddStringConstant(module, "CRC32", crc32_is_folded() ? "pclmulqdq" : "tables");
 }

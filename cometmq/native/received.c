@@ -5,7 +5,7 @@
  * never back to itself. It has its own copy of the record, so a message that is kept keeps nothing that came with it. The
  * body is an object of its own, because nearly every listener wants it: it is copied once. */
 
-#include "accelerator.h"
+#include "received.h"
 
 #include "bytes.h"
 #include "record.h"
@@ -24,6 +24,8 @@ typedef struct {
     uint32_t head_bytes;
     uint8_t parts[]; /* of the record: the fields before the body, then what is behind it */
 } received;
+
+static PyTypeObject *received_type;
 
 static received *new_received(PyTypeObject *type, const record *found, PyObject *queue, PyObject *shown_name)
 {
@@ -120,11 +122,15 @@ static PyObject *int64_field(PyObject *object, void *at)
 /* The fixed fields end with these; the store host, before the reconsume times, has 8 or 20 bytes. */
 #define TAIL_BYTES (4 + 8 + 4)
 
+static int32_t reconsume_times_of(const received *self)
+{
+    return (int32_t)load32(self->parts + self->head_bytes - TAIL_BYTES);
+}
+
 static PyObject *reconsume_times(PyObject *object, void *nothing)
 {
     (void)nothing;
-    received *self = (received *)object;
-    return PyLong_FromLong((int32_t)load32(self->parts + self->head_bytes - TAIL_BYTES));
+    return PyLong_FromLong(reconsume_times_of((received *)object));
 }
 
 static PyObject *store_time(PyObject *object, void *nothing)
@@ -140,6 +146,27 @@ static span properties_of(const received *self)
     const uint8_t *topic = self->parts + self->head_bytes;
     const uint8_t *properties = topic + 1 + topic[0];
     return (span){properties + 2, load16(properties)};
+}
+
+int is_received(PyObject *object)
+{
+    return Py_TYPE(object) == received_type;
+}
+
+span received_properties(PyObject *object)
+{
+    return properties_of((received *)object);
+}
+
+PyObject *received_queue(PyObject *object)
+{
+    return ((received *)object)->queue;
+}
+
+long received_tries_before(PyObject *object)
+{
+    const received *self = (received *)object;
+    return (long)reconsume_times_of(self) + self->attempt - 1;
 }
 
 static PyObject *raw_properties(PyObject *object, void *nothing)
@@ -251,10 +278,6 @@ static PyType_Spec received_spec = {
 
 int received_add(PyObject *module)
 {
-    PyObject *type = PyType_FromModuleAndSpec(module, &received_spec, NULL);
-    if (type == NULL)
-        return -1;
-    int result = PyModule_AddType(module, (PyTypeObject *)type);
-    Py_DECREF(type);
-    return result;
+    received_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &received_spec, NULL);
+    return received_type == NULL ? -1 : PyModule_AddType(module, received_type);
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from cometmq.telemetry import fields, logger
@@ -11,6 +11,7 @@ from cometmq.telemetry import fields, logger
 _log = logger(__name__)
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Tasks:
@@ -105,6 +106,27 @@ async def race(
     for task in done:
         task.result()
     return bool(done)
+
+
+async def map_bounded(
+    work: Callable[[T], Coroutine[Any, Any, R]], items: Iterable[T], at_a_time: int
+) -> list[R]:
+    """What ``work`` returns for each item, in their order; at most so many run at a time. Raises
+    the first error, and stops the others then.
+    """
+    results: dict[int, R] = {}
+    rest = enumerate(items)
+
+    async def work_off() -> None:
+        for place, item in rest:
+            results[place] = await work(item)
+
+    workers = [asyncio.create_task(work_off()) for _ in range(at_a_time)]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        await stop_all(workers)
+    return [results[place] for place in sorted(results)]
 
 
 async def wait_at_most(event: asyncio.Event, timeout_s: float) -> bool:

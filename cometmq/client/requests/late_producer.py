@@ -22,6 +22,11 @@ class LateProducer:
         self._opening = asyncio.Lock()
         self._producer: Producer | None = None
 
+    @property
+    def now(self) -> Producer | None:
+        """The producer, if it is open."""
+        return self._producer
+
     async def opened(self) -> Producer:
         """The producer, opened now if it was not."""
         async with self._opening:

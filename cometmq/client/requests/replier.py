@@ -5,10 +5,13 @@ the requester.
 from __future__ import annotations
 
 import asyncio
+from asyncio import Future
+from typing import TypeAlias
 
 from cometmq.client.messages import SendReceipt
 from cometmq.client.options import ProducerOptions
 from cometmq.client.received import ReceivedMessage
+from cometmq.client.requests.deadlines import Deadlines
 from cometmq.client.requests.late_producer import LateProducer
 from cometmq.clock import Clock, SystemClock
 from cometmq.errors import (
@@ -34,6 +37,9 @@ ROUTE_S_MAX = 0.5  # between two looks at the route
 _CLOCK = SystemClock()
 
 
+_Sent: TypeAlias = "tuple[Future[SendReceipt], Requester]"
+
+
 class Replier:
     """Sends replies through a producer of its own, which is opened with the first one: the reply
     topic is in no namespace.
@@ -42,6 +48,7 @@ class Replier:
     def __init__(self, namesrv: str, client_id: str, clock: Clock = _CLOCK) -> None:
         self._producer = LateProducer(namesrv, ProducerOptions(client_id=client_id))
         self._clock = clock
+        self._deadlines: Deadlines[_Sent] = Deadlines(_is_waiting, _expire)
         self.is_open = False  # its client is
 
     async def reply(self, message: ReceivedMessage, body: bytes) -> SendReceipt:
@@ -56,13 +63,30 @@ class Replier:
         left_s = (requester.until_ms + SKEW_MS - self._clock.wall_ms()) / 1000
         if left_s <= 0:
             raise RequestExpired(f"The requester waited {requester.ttl_ms} ms, and waits no more.")
+        sent = self._send_now(message, requester, body)
+        if sent is not None:
+            self._deadlines.add((sent, requester), left_s)
+            try:
+                return await sent
+            except (TopicNotFound, QueueNotFound, RouteNotFound):
+                left_s = (requester.until_ms + SKEW_MS - self._clock.wall_ms()) / 1000
         try:
             async with asyncio.timeout(left_s):
                 return await self._send(message, requester, body)
         except TimeoutError:
-            raise RequestExpired(
-                f"The reply could not be stored while its requester waited: {requester.ttl_ms} ms."
-            ) from None
+            raise _expired(requester) from None
+
+    def _send_now(
+        self, message: ReceivedMessage, requester: Requester, body: bytes
+    ) -> Future[SendReceipt] | None:
+        """Sends the reply where nothing has to be waited for; else None."""
+        producer = self._producer.now
+        if producer is None:
+            return None
+        cluster = message.properties.get(CLUSTER) or producer._routes.cluster()
+        return (
+            producer._send_now(self._made(message, requester, body, cluster)) if cluster else None
+        )
 
     async def _send(
         self, message: ReceivedMessage, requester: Requester, body: bytes
@@ -73,15 +97,7 @@ class Replier:
         if not cluster:
             await routes.wait_for(message.record.topic, requester.ttl_ms / 1000)
             cluster = routes.cluster()
-        topic = reply_topic(cluster)
-        queue = QueueRef(topic, 0, message.queue.broker_group)
-        reply = Message(
-            topic,
-            body,
-            keys=(requester.correlation_id,),
-            properties=reply_properties(requester),
-            queue=queue,
-        )
+        reply = self._made(message, requester, body, cluster)
         while True:
             try:
                 return await producer.send_and_wait(reply)
@@ -89,7 +105,33 @@ class Replier:
                 # The first requester of all has made the topic a moment ago: routes follow.
                 await routes.wait_change(ROUTE_S_MAX)
 
+    @staticmethod
+    def _made(message: ReceivedMessage, requester: Requester, body: bytes, cluster: str) -> Message:
+        topic = reply_topic(cluster)
+        return Message(
+            topic,
+            body,
+            keys=(requester.correlation_id,),
+            properties=reply_properties(requester),
+            queue=QueueRef(topic, 0, message.queue.broker_group),
+        )
+
     async def close(self) -> None:
         """Sends what is on its way; then there are no more replies."""
         self.is_open = False
         await self._producer.close()
+        self._deadlines.close()
+
+
+def _is_waiting(sent: _Sent) -> bool:
+    return not sent[0].done()
+
+
+def _expire(sent: _Sent) -> None:
+    sent[0].set_exception(_expired(sent[1]))
+
+
+def _expired(requester: Requester) -> RequestExpired:
+    return RequestExpired(
+        f"The reply could not be stored while its requester waited: {requester.ttl_ms} ms."
+    )

@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from asyncio import Future, TimerHandle
+from asyncio import Future
 from collections.abc import Awaitable, Callable, Collection
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from cometmq.client.cluster.connections import Connections
 from cometmq.client.cluster.routes import RouteWatcher
 from cometmq.client.messages import SendReceipt
 from cometmq.client.options import ProducerOptions, backoff_policy
 from cometmq.client.received import ReceivedMessage, decode_received
+from cometmq.client.requests.deadlines import Deadlines
 from cometmq.errors import (
     ClientClosed,
     CometError,
@@ -55,18 +56,28 @@ class _Outstanding:
     known.
     """
 
-    __slots__ = ("broker_group", "future", "timer")
+    __slots__ = ("broker_group", "future", "timeout_s")
 
-    def __init__(self, future: Future[ReceivedMessage], timer: TimerHandle) -> None:
+    def __init__(self, future: Future[ReceivedMessage], timeout_s: float) -> None:
         self.future = future
-        self.timer = timer
+        self.timeout_s = timeout_s
         self.broker_group: str | None = None
 
 
-class Requests:
-    """All requests of one producer. ``groups_of`` tells at which broker groups a topic's queues
-    are, ``send`` sends a message.
+class Sending(NamedTuple):
+    """How requests leave. ``groups_of``: the broker groups of a topic; ``queues_of``: its queues as
+    they are known, the same object until they change; ``send_now``: sends a message where nothing
+    has to be waited for, else None.
     """
+
+    groups_of: Callable[[str], Awaitable[Collection[str]]]
+    queues_of: Callable[[str], tuple[QueueRef, ...]]
+    send: Callable[[Message], Awaitable[Future[SendReceipt]]]
+    send_now: Callable[[Message], Future[SendReceipt] | None]
+
+
+class Requests:
+    """All requests of one producer."""
 
     def __init__(
         self,
@@ -74,21 +85,22 @@ class Requests:
         connections: Connections,
         routes: RouteWatcher,
         tasks: Tasks,
-        groups_of: Callable[[str], Awaitable[Collection[str]]],
-        send: Callable[[Message], Awaitable[Future[SendReceipt]]],
+        sending: Sending,
     ) -> None:
         self._options = options
         self._connections = connections
         self._routes = routes
         self._tasks = tasks
-        self._groups_of = groups_of
-        self._send = send
+        self._sending = sending
         token = secrets.token_hex(8)  # two producers may have one client id
         self._client_id = f"{options.client_id[:CLIENT_ID_LENGTH_MAX]}@{token}"
         self._token = token
         self._number = 0
         self._outstanding: dict[str, _Outstanding] = {}  # by correlation id
+        self._deadlines = Deadlines(self._outstanding.__contains__, self._expire)
         self._streams: dict[str, _ReplyStream] = {}  # by broker group
+        # Queues of topics whose broker groups all have a stream, by topic.
+        self._heard: dict[str, tuple[QueueRef, ...]] = {}
         self._is_closed = False
 
     async def start(self, message: Message, timeout_s: float) -> Future[ReceivedMessage]:
@@ -99,20 +111,21 @@ class Requests:
         _check_request(message)
         if len(self._outstanding) >= OUTSTANDING_MAX:
             raise TooManyRequests(f"{OUTSTANDING_MAX} requests wait for their replies.")
-        loop = asyncio.get_running_loop()
         self._number += 1
         correlation_id = f"{self._token}{self._number:x}"
-        future: Future[ReceivedMessage] = loop.create_future()
-        timer = loop.call_later(timeout_s, self._expire, correlation_id, timeout_s)
-        self._outstanding[correlation_id] = _Outstanding(future, timer)
+        future: Future[ReceivedMessage] = asyncio.get_running_loop().create_future()
+        self._outstanding[correlation_id] = _Outstanding(future, timeout_s)
+        self._deadlines.add(correlation_id, timeout_s)
         future.add_done_callback(partial(self._forget, correlation_id))
-        asking = request_properties(self._client_id, correlation_id, ttl_ms)
+        request = _copy(message, request_properties(self._client_id, correlation_id, ttl_ms))
         try:
-            async with asyncio.timeout(timeout_s):
-                await self._listen(await self._groups_of(message.topic))
-                sent = await self._send(_copy(message, asking))
+            sent = self._send_now(request)
+            if sent is None:
+                async with asyncio.timeout(timeout_s):
+                    await self._listen(message.topic)
+                    sent = await self._sending.send(request)
         except TimeoutError:
-            self._expire(correlation_id, timeout_s)
+            self._expire(correlation_id)
             return future
         except BaseException:
             future.cancel()
@@ -120,9 +133,17 @@ class Requests:
         sent.add_done_callback(partial(self._sent, correlation_id))
         return future
 
+    def _send_now(self, request: Message) -> Future[SendReceipt] | None:
+        """Sends where nothing has to be waited for; else None."""
+        heard = self._heard.get(request.topic)
+        if heard is None or heard is not self._sending.queues_of(request.topic):
+            return None
+        return self._sending.send_now(request)
+
     def close(self) -> None:
         """No reply is waited for any more."""
         self._is_closed = True
+        self._deadlines.close()
         for waiting in list(self._outstanding.values()):
             _fail(waiting.future, ClientClosed("The producer was closed before the reply came."))
 
@@ -152,19 +173,20 @@ class Requests:
         else:
             waiting.broker_group = sent.result().queue.broker_group
 
-    def _expire(self, correlation_id: str, timeout_s: float) -> None:
+    def _expire(self, correlation_id: str) -> None:
         waiting = self._outstanding.get(correlation_id)
         if waiting is not None:
-            _fail(waiting.future, RequestTimeout(f"No reply came in {timeout_s:g} s."))
+            _fail(waiting.future, RequestTimeout(f"No reply came in {waiting.timeout_s:g} s."))
 
     def _forget(self, correlation_id: str, _: Future[ReceivedMessage]) -> None:
-        waiting = self._outstanding.pop(correlation_id)
-        waiting.timer.cancel()
+        del self._outstanding[correlation_id]
 
-    async def _listen(self, broker_groups: Collection[str]) -> None:
-        """Streams to these broker groups. The first requests wait for them a little: a reply that
-        comes before its stream is found when that opens, but later.
+    async def _listen(self, topic: str) -> None:
+        """Streams to the topic's broker groups. The first requests wait for them a little: a reply
+        that comes before its stream is found when that opens, but later.
         """
+        broker_groups = await self._sending.groups_of(topic)
+        queues = self._sending.queues_of(topic)
         for group in broker_groups:
             if group not in self._streams:
                 stream = self._streams[group] = _ReplyStream(group, self)
@@ -175,6 +197,7 @@ class Requests:
                 await wait_at_most(tried, FIRST_STREAM_S_MAX)
         if self._is_closed:
             raise ClientClosed("The producer is not open.")
+        self._heard[topic] = queues
 
     def new_backoff(self) -> Backoff:
         """For a stream's tries."""

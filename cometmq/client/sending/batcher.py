@@ -216,8 +216,10 @@ class Batcher:
         size = encoder.fixed_bytes + len(body) + len(middle)
         batch = self.open
         if batch is None or len(batch.buffer) + size > self._bytes_max:
+            stream = encoder.stream
             batch = self._start()
-            middle = form.middle(message)  # a new batch may be a new incarnation's
+            # A new incarnation has other ids.
+            middle = middle if encoder.stream is stream else form.middle(message)
         segment = slot.segment
         if segment is None or segment is not batch.last:
             segment = slot.segment = self._next_segment(batch, slot)

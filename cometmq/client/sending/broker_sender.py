@@ -92,6 +92,7 @@ class BrokerSender:
         self.opened = asyncio.Event()  # set for good when records can be encoded
         self.connected = False  # a stream is up
         self.tracer: SendTracer | None = None  # None: nothing is traced
+        self._id_host = b""  # of the writer, as ids of messages have it
         self.window = InFlightBatches(options.in_flight_max)
         # Of queues that the broker group has no more: the topic's number of queues was lowered.
         self.homeless: list[Batch] = []
@@ -172,6 +173,7 @@ class BrokerSender:
         if self.batcher.take_opened(opened):
             for batch in self.window.waiting:
                 self.batcher.encode_again(batch)
+        self._id_host = opened.store_host + opened.store_port.to_bytes(4, "big")
         self._paused = False
         self.connected = True
         self.opened.set()
@@ -247,7 +249,7 @@ class BrokerSender:
             self.window.push(rest)
         resolve(batch, result, self._namespace)
         if self.tracer is not None:
-            self.tracer.decided(batch, self._host(), result.log_offset)
+            self.tracer.stored(batch, self._host(), self._id_host, result.log_offset)
         self._buffer.release(batch.size, batch.count)
 
     def _refused(self, batch: Batch, error: CometError) -> None:
@@ -291,7 +293,7 @@ class BrokerSender:
         """No message of the batch will be stored, as far as is known."""
         batch.failed(error)
         if self.tracer is not None:
-            self.tracer.decided(batch, self._host(), None)
+            self.tracer.failed(batch, self._host())
         self._buffer.release(batch.size, batch.count)
 
     def _host(self) -> str:

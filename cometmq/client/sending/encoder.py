@@ -54,6 +54,12 @@ _NOT_OWN_NAMES = b"".join(
 )
 
 
+class JoinedKeys(tuple[str, ...]):
+    """Keys of a message as one text with blanks between them, which were looked at before."""
+
+    __slots__ = ()
+
+
 def encode_tag(tag: str) -> bytes:
     """The TAGS property; empty for no tag. PropertiesInvalid for one that no filter can name."""
     if not tag:
@@ -78,7 +84,7 @@ def encode_application_properties(message: Message) -> bytes:
         if name in _OWN_NAMES or is_reserved(name):
             raise PropertyReserved(f"Property name {name!r} is reserved.")
     if message.keys:
-        for key in message.keys:
+        for key in message.keys if message.keys.__class__ is not JoinedKeys else ():
             if not key or key.split() != [key]:
                 raise PropertiesInvalid(f"Key {key!r}: a key is not empty and has no blanks.")
         pairs[KEYS] = KEY_SEPARATOR.join(message.keys)

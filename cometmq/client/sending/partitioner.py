@@ -119,6 +119,18 @@ class StickyPartitioner:
         self.put_by(writer, writer, message, waiter)
         return True
 
+    def put_to(self, queue: QueueRef, message: Message, waiter: Waiter) -> bool:
+        """Sends to the queue that the message names; False when there is something to look at, or
+        to wait for.
+        """
+        if queue.__class__ is not QueueRef or not queue.is_of(message.topic):
+            return False
+        writer = self.pinned.get(queue)
+        if writer is None or not self.queue_writers or not writer.ready():
+            return False
+        writer.sender.batcher.put(message, writer, waiter)
+        return True
+
     def sticky(self) -> QueueWriter | None:
         """The queue of the messages before, as long as their batch is open; else the next one."""
         writer = self.now

@@ -14,21 +14,21 @@ class Sampling:
     """One message of ``period``; 0 = none, 1 = each."""
 
     def __init__(self, period: int) -> None:
-        self._period = period
+        self.period = period
 
     def indexes(self, stream: str, first_counter: int, count: int) -> range:
         """Of ``count`` messages whose ids follow each other, those that are chosen: their places.
         ``stream`` is what their ids begin with.
         """
-        if not self._period:
+        if not self.period:
             return range(0)
-        first = -(first_counter + crc32(stream.encode())) % self._period
-        return range(first, count, self._period)
+        first = -(first_counter + crc32(stream.encode())) % self.period
+        return range(first, count, self.period)
 
     def chooses(self, unique_id: str) -> bool:
         """Whether the message is chosen. Ids of other clients are chosen by all of their text."""
-        if self._period < 2:
-            return bool(self._period)
+        if self.period < 2:
+            return bool(self.period)
         stream, counter = unique_id[:-COUNTER_DIGITS], unique_id[-COUNTER_DIGITS:]
         number = 0
         if len(unique_id) == ID_DIGITS:
@@ -38,7 +38,7 @@ class Sampling:
                 stream = unique_id
         else:
             stream = unique_id
-        return (number + crc32(stream.encode())) % self._period == 0
+        return (number + crc32(stream.encode())) % self.period == 0
 
 
 def is_wanted(mark: str, is_sampled: bool) -> bool:

@@ -144,27 +144,6 @@ def test_rocketmq_reads_what_we_write_and_so_do_we(records: list[TraceRecord]) -
     assert [trace.encode(record) for record in ours] == [trace.encode(r) for r in records]
 
 
-@given(
-    st.builds(
-        Pub,
-        TIME,
-        *[HOSTILE] * 2,
-        *[st.just("AB12")],
-        *[HOSTILE] * 3,
-        *[NUMBER] * 2,
-        st.integers(0, 4),
-        st.sampled_from(["", "0A00"]),
-        st.booleans(),
-    )
-)
-def test_the_quick_form_of_sends_is_the_same(pub: Pub) -> None:
-    form = trace.PubForm(pub._replace(message_id="", tags="", keys="", body_bytes=0))
-    quick = form.encode(
-        pub.message_id, pub.tags, pub.keys, pub.body_bytes, pub.message_type, pub.offset_message_id
-    )
-    assert quick == trace.encode(pub)
-
-
 def test_a_line_as_rocketmq_writes_it() -> None:
     """Of a 4.9 producer and a 5.x consumer."""
     body = "Pub\x011700000000000\x01DefaultRegion\x01P\x01T\x01AC1100\x01tag\x01k1 k2\x01"

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from cometmq.rpc.tasks import Tasks, race, stop_all, wait_at_most
+from cometmq.rpc.tasks import Tasks, map_bounded, race, stop_all, wait_at_most
 
 
 async def forever() -> None:
@@ -78,3 +78,26 @@ async def test_a_race_ends_with_its_first_part_and_leaves_none_behind() -> None:
     assert not await race(note_and_wait(), timeout_s=0.001)
     assert await race(note_and_wait(), asyncio.sleep(0))
     assert [task.cancelled() for task in others] == [True] * 3
+
+
+async def test_a_bounded_map_keeps_the_order_and_the_bound_and_ends_with_the_first_error() -> None:
+    running: set[int] = set()
+    most = 0
+
+    async def double(number: int) -> int:
+        nonlocal most
+        running.add(number)
+        most = max(most, len(running))
+        for _ in range(number % 3):
+            await asyncio.sleep(0)
+        running.remove(number)
+        if number == 40:
+            raise ValueError("on purpose")
+        return 2 * number
+
+    assert await map_bounded(double, range(30), 4) == [2 * number for number in range(30)]
+    assert most == 4
+    assert await map_bounded(double, (), 4) == []
+    with pytest.raises(ValueError, match="on purpose"):
+        await map_bounded(double, range(38, 100), 2)
+    assert not running - {41}, "nothing new begins"
