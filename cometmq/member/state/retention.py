@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from cometmq.clock import Clock
 from cometmq.errors import BrokerDraining, BusyError, Shortage, StoreFailed
@@ -27,6 +27,7 @@ from cometmq.member.storage.member_storage import BaseStorage
 from cometmq.messaging.state import BrokerState
 from cometmq.store.retention import (
     RESUME_MARGIN,
+    LogFile,
     Look,
     Reason,
     RetentionRules,
@@ -41,9 +42,12 @@ log = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S_MIN = 1.0  # also while appends find no room
 GIB = 1024**3
+# So long what waits may keep the files of a full disk; then it goes with them.
+BLOCKED_S_MAX = 60.0
 OWN_COPIES = 4  # snapshots of the state that a quota has room for, however fast producers send
 
 T = TypeVar("T")
+DueFile: TypeAlias = tuple[LogFile, Reason]
 
 
 @dataclass(slots=True)
@@ -129,6 +133,7 @@ class Retention:
         # Called with the log offset below which files are about to go.
         self.before_removal: Callable[[int], Awaitable[None]] | None = None
         self._pinned_since_s: float | None = None
+        self._blocked_since_s: float | None = None  # there is no room to store again what waits
         self._one_at_a_time = asyncio.Lock()
         self._closing = threading.Event()
         self._thread = named_threads("retention")
@@ -202,10 +207,9 @@ class Retention:
             with suppress(Shortage, BrokerDraining):
                 self._write_snapshot()
         if verdict.remove and self.before_removal is not None:
-            try:
-                await self.before_removal(verdict.remove[-1][0].end)
-            except BusyError as error:  # the log has to go all the same
-                log.error("what is open there goes too", extra=fields(reason=str(error)))
+            is_full = out_of_space or bool(self.refusal)
+            remove = await self._make_way(verdict.remove, self.before_removal, is_full)
+            verdict = replace(verdict, remove=remove)
         # The topics that keep their messages for a time of their own, and the oldest store time
         # that they show.
         reserves = [
@@ -219,6 +223,41 @@ class Retention:
             spaces = await self._in_thread(lambda: self._cleaner.spaces(self.rules.quota_bytes))
             self._refuse(refuses(self.rules, spaces, refusing=True), spaces, verdict)
         return verdict, removed
+
+    async def _make_way(
+        self,
+        due: Sequence[DueFile],
+        before_removal: Callable[[int], Awaitable[None]],
+        is_full: bool,
+    ) -> Sequence[DueFile]:
+        """What waits in these files is stored once more; which of them may go now."""
+        try:
+            await before_removal(due[-1][0].end)
+        except BrokerDraining:  # the next writer does it
+            return ()
+        except BusyError as error:
+            # Files in which nothing waits make room for it.
+            waits_from, now_s = await self._waits_from(), self._clock.monotonic_s()
+            free = [one for one in due if one[0].end <= waits_from]
+            since_s = now_s if free or self._blocked_since_s is None else self._blocked_since_s
+            self._blocked_since_s = since_s
+            is_full = is_full or due[0][1] is Reason.SPACE
+            if free or not is_full or now_s - since_s < BLOCKED_S_MAX:
+                due = free
+            else:  # the log has to go all the same
+                log.error("what is open there goes too", extra=fields(reason=str(error)))
+        else:
+            self._blocked_since_s = None
+        # A power failure would take both: what was stored once more, and the file that had it.
+        await self._storage.on_disk()
+        return due
+
+    async def _waits_from(self) -> int:
+        """Log offset of the oldest message that waits for its time or for its end."""
+        floor, rolled = self._state.halves.progress.floor, self._state.timers.rolled
+        half_at = await self._in_thread(lambda: self._half_at(floor))
+        timer_at = await self._in_thread(lambda: oldest_timer(self._store, rolled))
+        return timer_at if half_at is None else min(half_at, timer_at)
 
     def _refuse(self, refuse: bool, spaces: Sequence[Space], verdict: Verdict) -> None:
         """Refuse sends from now on, or take them again."""
@@ -278,13 +317,20 @@ class Retention:
         gives halves up before their log goes, a follower cannot.
         """
         lowest = self._cleaner.pins.lowest()
-        floor = self._state.halves.written.floor
-        low, end = self._store.queue_bounds(HALF_TOPIC, QUEUE_ID)
-        if self.before_removal is not None or not low <= floor < end:
+        if self.before_removal is not None:
             return lowest
-        unit = self._store.read_units(HALF_TOPIC, QUEUE_ID, floor, 1)
-        half_at = queueunit.unit_at(unit, 0)[0]
+        half_at = self._half_at(self._state.halves.written.floor)
+        if half_at is None:
+            return lowest
         return half_at if lowest is None else min(lowest, half_at)
+
+    def _half_at(self, floor: int) -> int | None:
+        """Log offset of the half message at this queue offset; None: there is none."""
+        low, end = self._store.queue_bounds(HALF_TOPIC, QUEUE_ID)
+        if not low <= floor < end:
+            return None
+        unit = self._store.read_units(HALF_TOPIC, QUEUE_ID, floor, 1)
+        return queueunit.unit_at(unit, 0)[0]
 
     def _remove(self, verdict: Verdict, reserves: list[tuple[str, int]]) -> Removed:
         removed = Removed()

@@ -254,6 +254,15 @@ class BaseStorage:
 
     # --- life ---
 
+    async def on_disk(self) -> None:
+        """Wait until all that is in the log now is on this member's disk."""
+        end, moved = self.store.appended_offset, asyncio.Event()
+        self.flusher.demand(end)
+        with self.moved.subscribed(moved):
+            while self.store.flushed_offset < end:
+                moved.clear()
+                await moved.wait()
+
     async def run(self, flush_queues_s: float, commit_s: float = 0.0) -> None:
         """Sync the log and the queues, build log files ahead, write what the transient store pool
         holds (0: there is none); until cancelled or the disk fails.

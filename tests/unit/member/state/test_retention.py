@@ -10,19 +10,23 @@ from unittest import mock
 
 import pytest
 
-from cometmq.errors import DiskFull, StoreFailed
+from cometmq.errors import BrokerDraining, DiskFull, StoreFailed
+from cometmq.format import record, timers
 from cometmq.format.halves import HALF_TOPIC
+from cometmq.format.relay import relay
+from cometmq.format.timers import TIMER_QUEUE, TIMER_TOPIC
 from cometmq.member.config import MemberConfig
-from cometmq.member.state.retention import Retention, rules_of
+from cometmq.member.state.retention import BLOCKED_S_MAX, Retention, rules_of
 from cometmq.member.state.statelog import keep_from, load
 from cometmq.messaging.changes import HalvesReached
 from cometmq.messaging.state import BrokerState
 from cometmq.messaging.transactions import HalfProgress
 from cometmq.model import TopicConfig
+from cometmq.replication.watermarks import DurabilityClass
 from cometmq.store.retention import Reason, RetentionRules, Space
 from tests.support.cluster.broker import encoded
 from tests.support.cluster.members import Member, living_member
-from tests.support.stores.small_stores import START_MS, WallClock
+from tests.support.stores.small_stores import HOST, START_MS, WallClock
 from tests.support.waiting import until
 
 FILE_BYTES = 64 * 1024
@@ -173,6 +177,68 @@ async def test_a_follower_keeps_open_halves_until_its_writer_has_given_them_up(
         s.member.state.apply(HalvesReached(HalfProgress(floor=1)))
         await s.retention.clean()
         assert s.first_file == 2
+
+
+async def expired(s: Scene, log_files: int) -> None:
+    """So many log files may go, with what was appended before."""
+    await s.fill(log_files)
+    for _ in range(2):
+        await s.copy_state()
+    s.clock.now_ms = START_MS + 2 * HOUR_MS
+
+
+async def test_what_is_stored_once_more_is_on_the_disk_before_its_source_goes(
+    tmp_path: Path,
+) -> None:
+    async with scene(tmp_path) as s:
+        await expired(s, 2)
+        store, ends = s.member.store, [0]
+
+        async def store_again(log_offset: int) -> None:
+            assert log_offset == 2 * FILE_BYTES
+            s.member.append("T", 0, b"once more")
+            ends.append(store.appended_offset)
+
+        def forget_before(offset: int) -> None:
+            assert store.flushed_offset >= ends[-1]
+            ends.clear()
+            forget(offset)
+
+        s.retention.before_removal = store_again
+        forget = store.cleaner.forget_before
+        with mock.patch.object(store.cleaner, "forget_before", forget_before):
+            await s.retention.look(commanded=True)
+        assert not ends
+        assert s.first_file == 2
+
+
+async def test_without_room_those_files_go_in_which_nothing_waits(tmp_path: Path) -> None:
+    async with scene(tmp_path) as s:
+        await s.fill(2)
+        due_ms = START_MS + HOUR_MS
+        properties = timers.with_time(timers.prefix("T", 0), due_ms)
+        found = record.decode(encoded(*TIMER_QUEUE, b"waits", properties=properties))
+        waits = relay(found, *TIMER_QUEUE, HOST, due_ms=due_ms)
+        s.member.storage.append_relayed([waits], {TIMER_TOPIC: DurabilityClass.ASYNC}, HOST)
+        await expired(s, 4)
+        s.retention.before_removal = mock.AsyncMock(side_effect=DiskFull("no room"))
+        await s.retention.look(commanded=True)
+        assert s.first_file == 2, "the one that waits is in the third"
+        s.retention.before_removal = mock.AsyncMock(side_effect=BrokerDraining("handed over"))
+        await s.retention.clean()
+        assert s.first_file == 2, "its next writer removes it"
+        s.retention.before_removal = mock.AsyncMock(side_effect=DiskFull("no room"))
+        await s.retention.clean()
+        assert s.first_file == 2, "there may be room later"
+        s.member.storage.note_no_space()
+        await s.retention.look(commanded=True)
+        assert s.first_file == 2, "it may be full for a moment"
+        s.clock.now_ms += 1000 * int(BLOCKED_S_MAX)
+        await s.retention.look(commanded=True)
+        assert s.first_file == 2, "it is not full any more"
+        s.member.storage.note_no_space()
+        await s.retention.look(commanded=True)
+        assert s.first_file == 4, "nothing else makes room"
 
 
 async def test_the_time_of_waiting_begins_anew_with_each_wait(tmp_path: Path) -> None:
