@@ -89,7 +89,7 @@ class BaseStore:
 
     def new_timer_index(self) -> TimerIndex:
         """An index over the timer queue; there is one at a time."""
-        return TimerIndex(self._opened.paths.timers, self._opened.files)
+        return TimerIndex(self._opened.paths.timers, self._opened.files, self.epoch)
 
     @property
     def store_id(self) -> str:

@@ -51,7 +51,7 @@ class Log:
 
     def new_timer_index(self) -> TimerIndex:
         files: Any = NoFiles()
-        return TimerIndex(Path("timers"), files)
+        return TimerIndex(Path("timers"), files, self.epoch)
 
     def _queue(self, topic: str, queue_id: int) -> Sequence[Record]:
         if (topic, queue_id) == STATE:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from cometmq.errors import StoreFailed
 from cometmq.store.disk.files import Files
 from cometmq.store.timers.entries import ENTRY
 from cometmq.store.timers.runs import RunFile
@@ -65,8 +66,11 @@ def write_catalog(folder: Path, files: Files, catalog: Catalog) -> None:
 
 
 def read_catalog(folder: Path, files: Files) -> Catalog | None:
-    """None: there is none that is whole, and of this version."""
-    data = files.read(folder / CATALOG)
+    """None: there is none that is whole and can be read, of this version."""
+    try:
+        data = files.read(folder / CATALOG)
+    except StoreFailed:
+        return None
     if data is None:
         return None
     text, _, rest = data.partition(b"\n")

@@ -100,18 +100,21 @@ def _merged(runs: Sequence[FileRun]) -> Iterator[bytes]:
 
 
 class TimerIndex:
-    """``after``: entries up to this one are taken, and none of them is ever added."""
+    """``after``: entries up to this one are taken, and none of them is ever added. ``epoch``: of
+    the writer; no file ever gets the name of an earlier one, which a power cut may bring back.
+    """
 
-    def __init__(self, folder: Path, files: Files) -> None:
+    def __init__(self, folder: Path, files: Files, epoch: int) -> None:
         self.after = NOTHING
         self._folder = folder
         self._files = files
+        self._epoch = epoch
         self._memory: list[MemoryRun] = []  # the longest first
         self._spilling: list[MemoryRun] = []  # a job makes a file of them
         self._stored: list[FileRun] = []
         self._covered: Coverage | None = None  # what the files have
         self._job: Job | None = None  # that is under way
-        self._number = 0  # of the newest file
+        self._number = 0  # of the newest file of this epoch
 
     # --- opening ----------------------------------------------------------------------------------
 
@@ -136,7 +139,6 @@ class TimerIndex:
             with suppress(StoreDamaged):
                 for file in catalog.files:
                     self._stored.append(FileRun(self._folder, file, self._files, self.after))
-                    self._number = max(self._number, int(file.name.partition(".")[0]))
                 self._covered = catalog.coverage
                 self._remove_all_but([CATALOG, *(file.name for file in catalog.files)])
                 return catalog.coverage.end
@@ -284,20 +286,24 @@ class TimerIndex:
         coverage: Coverage,
     ) -> Job:
         self._number += 1
-        name = f"{self._number:08d}.run"
+        name = f"{self._epoch:08d}-{self._number:08d}.run"
         return Job(self._folder, self._files, name, entries, tuple(merged), tuple(kept), coverage)
 
     def finish(self, job: Job, done: JobDone | None) -> None:
         """The job has ended; None: it has failed, and is due again. Blocking for a moment.
-        StoreDamaged.
+        StoreDamaged: as if it had failed.
         """
         if job is not self._job:  # the index was cleared meanwhile
             return
         self._job = None
+        spilled, self._spilling = self._spilling, []
+        self._memory = [*spilled, *self._memory]
         if done is None:
-            self._memory, self._spilling = [*self._spilling, *self._memory], []
             return
-        self._spilling = []
+        if done.file is not None:
+            new = FileRun(self._folder, done.file, self._files, self.after)
+            self._memory = [run for run in self._memory if run not in spilled]
+            self._stored.append(new)
         self._covered = done.catalog.coverage
         for run in self._stored:
             if run.file in job.merged:
@@ -305,5 +311,3 @@ class TimerIndex:
                 with suppress(CometError):  # the next start removes it
                     self._files.unlink(self._folder / run.file.name)
         self._stored = [run for run in self._stored if run.file not in job.merged]
-        if done.file is not None:
-            self._stored.append(FileRun(self._folder, done.file, self._files, self.after))

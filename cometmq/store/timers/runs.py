@@ -138,7 +138,10 @@ class FileRun:
         if number != self._block_number:
             count = min(BLOCK_ENTRIES, self.file.entry_count - number * BLOCK_ENTRIES)
             size = count * ENTRY_BYTES + CRC_BYTES
-            data = self._data.pread(size, number * (BLOCK_BYTES + CRC_BYTES))
+            try:
+                data = self._data.pread(size, number * (BLOCK_BYTES + CRC_BYTES))
+            except StoreFailed as error:  # what cannot be read is made again
+                raise StoreDamaged(error.message) from error
             block, crc = data[:-CRC_BYTES], data[-CRC_BYTES:]
             if len(data) != size or crc32(block).to_bytes(CRC_BYTES, "big") != crc:
                 raise StoreDamaged(f"block {number} of {self._path} does not fit its checksum")

@@ -84,6 +84,7 @@ class TimerService:
         self._reserved_ms = reserved_ms
         self.time = time
         self._is_loaded = False
+        self._trusts_files = True  # False: one was damaged, and would be met again
         self._one_at_a_time = asyncio.Lock()  # turns, and others that change the index
         self._roll_at_s = 0.0
         self._thread = named_threads("timers")
@@ -129,8 +130,7 @@ class TimerService:
         StoreDamaged: the index is.
         """
         async with self._one_at_a_time:
-            if not self._is_loaded:
-                await self._load()
+            await self._load_if_needed()
             await self._take_arrivals()
             now_ms = self.time.now_ms()
             if await self._deliver_due(now_ms) or self._has_arrivals:
@@ -161,6 +161,11 @@ class TimerService:
 
     # --- the index --------------------------------------------------------------------------------
 
+    async def _load_if_needed(self) -> None:
+        """Again, when a file turns out to be damaged meanwhile."""
+        while not self._is_loaded:
+            await self._load()
+
     async def _load(self) -> None:
         """Let the index have all that waits of what was read of the queue before."""
         low, _, _ = self._storage.bounds(TIMER_QUEUE)
@@ -168,9 +173,11 @@ class TimerService:
         mark = self.table.mark
         first = max(low, mark.rolled)
         begun_s = self._clock.monotonic_s()
+        knows = self._knows if self._trusts_files else _knows_nothing
         at = await self._in_thread(
-            lambda: self.index.load(mark.watermark, first, self.table.read, self._knows)
+            lambda: self.index.load(mark.watermark, first, self.table.read, knows)
         )
+        self._trusts_files = True
         while at < self.table.read:
             units = await self._units(at, min(ARRIVALS_MAX, self.table.read - at))
             if not units:
@@ -180,6 +187,8 @@ class TimerService:
             at += len(units) // queueunit.UNIT_BYTES
             if job := self.index.next_job(self._coverage):
                 await self._run_job(job)
+            if not self._trusts_files:  # one of them was damaged
+                return
         self._is_loaded = True
         self._metrics.timers_pending.set(len(self.index))
         if len(self.index):
@@ -187,9 +196,9 @@ class TimerService:
             log.info("timers loaded", extra=fields(waiting=len(self.index), seconds=seconds))
 
     def _forget_index(self, error: StoreDamaged) -> None:
+        """Let the next turn make it again. A turn under way goes on with it."""
         log.error("the timer index is damaged and made again", extra=fields(reason=str(error)))
-        self.index.clear()
-        self._is_loaded = False
+        self._is_loaded = self._trusts_files = False
 
     def _coverage(self) -> Coverage:
         """What of the queue the index has."""
@@ -238,8 +247,7 @@ class TimerService:
         _, end, _ = self._storage.bounds(TIMER_QUEUE)
         while not self._is_loaded or (self.table.read < end and len(self.table.late) < LATE_MAX):
             async with self._one_at_a_time:
-                if not self._is_loaded:
-                    await self._load()
+                await self._load_if_needed()
                 await self._take_arrivals()
 
     async def between(
@@ -253,7 +261,8 @@ class TimerService:
             first = max(Timer(first_ms, -1), after or Timer(0, -1))
             # Of those that wait no more there are as many at most.
             room = count_max + len(self.table.skips)
-            found = [Timer(*one) for one in self.index.between(first, last_ms, room)]
+            entries = await self._looked_up(lambda: self.index.between(first, last_ms, room))
+            found = [Timer(*one) for one in entries]
             late = [timer for timer in self.table.late if timer > first and timer.due_ms <= last_ms]
             return sorted(self.table.wanted([*found, *late]))[:count_max]
 
@@ -275,14 +284,24 @@ class TimerService:
         """About how many messages wait for a time from ``first_ms`` to before ``end_ms``."""
         try:
             return self.index.count_until(end_ms - 1) - self.index.count_until(first_ms - 1)
-        except StoreDamaged:  # the next turn makes it again
+        except StoreDamaged as error:
+            self._forget_index(error)
             return 0
 
     async def count_until(self, last_ms: int) -> int:
         """About how many messages wait for a time until then: recalled ones count too."""
         async with self._one_at_a_time:
             late = sum(timer.due_ms <= last_ms for timer in self.table.late)
-            return self.index.count_until(last_ms) + late
+            return late + await self._looked_up(lambda: self.index.count_until(last_ms))
+
+    async def _looked_up(self, look: Callable[[], Result]) -> Result:
+        """In the index, which is made again when it is damaged. Holds the lock."""
+        try:
+            return look()
+        except StoreDamaged as error:
+            self._forget_index(error)
+            await self._load_if_needed()
+            return look()
 
     async def _take_arrivals(self) -> None:
         """Look at some of the messages that were sent since the last time."""
@@ -451,3 +470,7 @@ class TimerService:
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def _knows_nothing(_covered: Coverage) -> bool:
+    return False

@@ -44,9 +44,10 @@ class Disk:
     def __init__(self, folder: Path, files: Files | None = None) -> None:
         self.folder = folder
         self.files = files or OsFiles()
-        self.index = TimerIndex(folder, self.files)
+        self.index = TimerIndex(folder, self.files, 1)
         self.pending: list[Timer] = []
         self.end = 0
+        self.epoch = 1
 
     def add(self, dues_ms: list[int]) -> None:
         timers = [(due_ms, self.end + n) for n, due_ms in enumerate(dues_ms)]
@@ -83,7 +84,8 @@ class Disk:
     def again(self) -> None:
         """A restart: the files are taken up, the rest of the queue is added again."""
         after = self.after
-        other = TimerIndex(self.folder, self.files)
+        self.epoch += 1
+        other = TimerIndex(self.folder, self.files, self.epoch)
         start = other.load(after, 0, self.end, lambda _: True)
         other.add(packed([timer for timer in self.pending if timer[1] >= start]))
         self.index = other
@@ -160,7 +162,7 @@ def test_foreign_files_are_made_again(tmp_path: Path, of: str) -> None:
     if of == "a later delivery":
         disk.take(NOW_MS + 700, 50)
     disk.work()
-    other = TimerIndex(tmp_path, disk.files)
+    other = TimerIndex(tmp_path, disk.files, 2)
     after = (0, 0) if of == "a later delivery" else disk.after
     end = 499 if of == "a longer queue" else disk.end
     assert other.load(after, 0, end, lambda _: of != "another history") == 0
@@ -174,7 +176,7 @@ def test_a_restart_reads_what_the_files_do_not_have(tmp_path: Path) -> None:
     disk.add([NOW_MS + 7 * n for n in range(500)])
     disk.work()
     disk.add([NOW_MS + 3] * 20)
-    other = TimerIndex(tmp_path, disk.files)
+    other = TimerIndex(tmp_path, disk.files, 2)
     assert other.load(disk.after, 0, disk.end, lambda _: True) == 500
     assert len(other) == 500
     found = read_catalog(tmp_path, disk.files)
