@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 
 import pytest
 
+from cometmq.telemetry import fields
+from tests.sim import many
 from tests.sim.coverage import WANTED, missing
-from tests.sim.many import outcomes
+from tests.sim.many import SAID_MAX, outcome_of, outcomes
 from tests.sim.run import play
-from tests.sim.world import Machine, Notifier, Process, World
+from tests.sim.world import Machine, Notifier, Process, Violation, World
 
 SEEDS = 60
 
@@ -40,6 +43,26 @@ def test_too_little_of_something_is_told() -> None:
     assert not missing(counts, 2000)
     counts["truncations"] = 99
     assert missing(counts, 2000) == ["truncations: 99, not 100"]
+
+
+def test_what_the_product_logged_is_told_with_a_broken_seed_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def played(seed: int) -> Counter[str]:
+        for number in range(SAID_MAX + 1):
+            logging.getLogger("broker").warning("locks lost", extra=fields(number=number))
+        if seed:
+            raise Violation("a timer came early")
+        return Counter()
+
+    monkeypatch.setattr(many, "play", played)
+    good, bad = outcome_of(0), outcome_of(1)
+    assert (good.broken, good.counts) == ("", {"warnings logged": SAID_MAX + 1})
+    first, *said = bad.broken.splitlines()
+    assert first == "Violation: a timer came early"
+    assert len(said) == SAID_MAX
+    assert said[-1].strip() == f"WARNING broker: locks lost {{'number': {SAID_MAX}}}"
+    assert not any(isinstance(one, many.Said) for one in logging.getLogger().handlers)
 
 
 def test_a_stopped_machine_does_later_what_came_meanwhile() -> None:
