@@ -21,13 +21,15 @@ USUAL = Size(members=3, in_sync_min=1)
 @dataclass(frozen=True)
 class Act:
     """``shows``: what has to happen in it, as it is counted; else it does not do what it is for.
-    ``groups``: consumer groups take part whose listeners fail.
+    ``groups``: consumer groups take part whose listeners fail. ``later``: clients of messages that
+    come later.
     """
 
     scenes: tuple[Scene, ...]
     size: Size = USUAL
     shows: tuple[str, ...] = ()
     groups: bool = False
+    later: bool = False
 
 
 ACTS = {
@@ -45,7 +47,6 @@ ACTS = {
             ("the lease deleted", 1.0),
             ("one way: the writer hears nothing", 5.0),
             ("the writer cut off from its followers", 6.0),
-            ("the writer cut off", 12.0),
         ),
     ),
     "orders": Act(
@@ -88,7 +89,6 @@ ACTS = {
             ("kill -9 of a name server", 2.0),
             ("kill -9 of the pullhold", 2.0),
             ("kill -9 of all name servers", 3.0),
-            ("pause of the writer", 10.0),
             ("kill -9 of all members", 1.0),
         ),
         shows=("deliveries repeated",),
@@ -105,6 +105,25 @@ ACTS = {
         ),
         shows=("ordered: dead letters", "retried: dead letters", "retried: duplicates"),
         groups=True,
+    ),
+    "later": Act(
+        (
+            ("kill -9 of a producer of transactions", 2.0),
+            ("pause of a receiver", 12.0, ("kill -9 of the writer", 6.0)),
+            ("the writer cut off", 12.0, ("kill -9 of a producer of transactions", 1.0)),
+            ("kill -9 of a receiver", 3.0),
+            ("pause of the writer", 10.0),
+            ("planned hand-over", 1.0, ("kill -9 of a receiver", 0.5)),
+            ("power cut of the writer", 9.0),
+        ),
+        shows=(
+            "timed: recalled in time",
+            "timed: recalled too late",
+            "halves: left by their producers",
+            "received: again",
+            "unplanned take-overs",
+        ),
+        later=True,
     ),
     "joining": Act(
         (

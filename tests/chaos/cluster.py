@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -22,6 +23,7 @@ from cometmq.errors import CometError, TopicNotFound
 from cometmq.messaging.retry import retry_topic
 from cometmq.rpc.interceptors import error_from
 from tests.chaos import consumers
+from tests.chaos.later import Later, all_have_ended, all_is_received
 from tests.chaos.machines import (
     AnyNetwork,
     Clients,
@@ -59,6 +61,8 @@ OPTIONS: dict[str, object] = {
     "flush_interval_commit_log": 300,
     "flush_commit_log_least_pages": 0,
     "offset_record_interval_s": 0.2,
+    "transaction_check_interval": 4_000,
+    "transaction_check_max": 100,
     **ANY_DISK,
 }
 
@@ -81,11 +85,14 @@ class Cluster:
         namespaces: bool,
         own_disks: bool,
         has_groups: bool = False,
+        has_later: bool = False,
     ) -> None:
         """``namespaces``: each node gets one, else all are behind proxies. ``has_groups``: the
-        groups of :mod:`tests.chaos.consumers` are there.
+        groups of :mod:`tests.chaos.consumers` are there. ``has_later``: those of messages that come
+        later (:mod:`tests.chaos.later`).
         """
         self.has_groups = has_groups
+        self.has_later = has_later
         self.directory = directory
         self._size = size
         self._options = {**OPTIONS, "min_in_sync_replicas": size.in_sync_min}
@@ -119,6 +126,7 @@ class Cluster:
             Clients(self.directory, self.network, f"c{number}", "consumers")
             for number in range(count)
         ]
+        self.later = Later(self.directory, self.network) if self.has_later else None
         peers = ";".join(f"{m.member_id}@{m.address}:{m.internal_port}" for m in self.members)
         for member in self.members:
             member.options = {"namesrv": self.namesrv, "peers": peers, **self._options}
@@ -147,7 +155,8 @@ class Cluster:
         return [*self.namesrvs, *self.members, self.pullhold]
 
     def machines(self) -> list[Machine]:
-        return [self.clients, self.brief, *self.consumers, *self.servers()]
+        later = [] if self.later is None else self.later.machines()
+        return [self.clients, self.brief, *self.consumers, *later, *self.servers()]
 
     def consuming(self) -> list[Clients]:
         """The consumers that are always there. The last one joins and leaves."""
@@ -242,6 +251,8 @@ class Cluster:
             consumer.arguments = [self.namesrv, *consumers.TOPICS]
         for consumer in self.consuming():
             consumer.start()
+        if self.later is not None:
+            self.later.start(self.namesrv)
 
     def refusals(self, name: str) -> int:
         """How many sends were refused with this error by now."""
@@ -258,6 +269,30 @@ class Cluster:
             await self.until("the groups come to the end", self._groups_are_done, QUIET_S)
         for consumer in self.consuming():
             await self.finish(consumer)
+        if self.later is not None:
+            await self._quiet_later(self.later)
+
+    async def _quiet_later(self, clients: Later) -> None:
+        """No new transactions; when all have ended, no new messages; when all are received, the
+        end.
+        """
+        for decider in clients.deciders:
+            decider.tell()
+        await self.until("all transactions end", partial(all_have_ended, self.connection), QUIET_S)
+        for each in (*clients.deciders, clients.timed):
+            await self.finish(each)
+        await self.until("all messages are received", self._all_is_received, QUIET_S)
+        for receiver in clients.receivers:
+            await self.finish(receiver)
+
+    async def _all_is_received(self) -> bool:
+        client = self.client(self.writer())
+        try:
+            return await all_is_received(client)
+        except (CometError, grpc.aio.AioRpcError):
+            return False
+        finally:
+            await client.close()
 
     async def _groups_are_done(self) -> bool:
         """Both groups have committed everything, and nothing comes again."""

@@ -25,7 +25,8 @@ class Fault:
     when it can. ``powerless``: members that lose what they had not synced. ``fills``: there is so
     little room that old messages have to go. ``waits``: until the cluster has done something, so it
     must not begin while anything is wrong that only ends after it. ``groups``: it hits a member of
-    a consumer group. ``peaceful``: it is no excuse for anything.
+    a consumer group, ``later``: a client of messages that come later. ``peaceful``: it is no
+    excuse for anything.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Fault:
     fills: bool = False
     waits: bool = False
     groups: bool = False
+    later: bool = False
     peaceful: bool = False
 
     def left_out(self) -> str:
@@ -58,6 +60,7 @@ def fault(
     fills: bool = False,
     waits: bool = False,
     groups: bool = False,
+    later: bool = False,
     peaceful: bool = False,
 ) -> None:
     """Lists a fault: ``block`` gets the cluster, and the machines that are hit from ``who``."""
@@ -65,7 +68,18 @@ def fault(
     def inject(cluster: Cluster, rng: random.Random) -> Block:
         return block(cluster, *who(cluster, rng))
 
-    FAULTS[name] = Fault(name, inject, disk, missing, powerless, fills, waits, groups, peaceful)
+    FAULTS[name] = Fault(
+        name,
+        inject,
+        disk=disk,
+        missing=missing,
+        powerless=powerless,
+        fills=fills,
+        waits=waits,
+        groups=groups,
+        later=later,
+        peaceful=peaceful,
+    )
 
 
 def nobody(cluster: Cluster, rng: random.Random) -> list[Member]:

@@ -171,17 +171,24 @@ class Clients(Service):
     """Clients that are killed in the middle of everything. Each life has a name of its own."""
 
     def __init__(
-        self, directory: Path, network: AnyNetwork, name: str, module: str = "brief"
+        self,
+        directory: Path,
+        network: AnyNetwork,
+        name: str,
+        module: str = "brief",
+        history: str = "jsonl",
     ) -> None:
+        """``history``: what the names of its histories end with."""
         super().__init__(directory, network, name)
         self.arguments: list[str] = []  # the name servers and the topics
         self._module = f"tests.chaos.{module}"
+        self._history = history
         self._lives = 0
 
     def start(self) -> None:
         life = f"{self.name}-{self._lives}"
         self._lives += 1
-        history = str(self.directory.parent / f"{life}.jsonl")
+        history = str(self.directory.parent / f"{life}.{self._history}")
         self.spawn(sys.executable, "-m", self._module, life, history, *self.arguments)
 
 

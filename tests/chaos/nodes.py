@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, asynccontextmanager, contextmanag
 
 from cometmq.admin import brokers
 from cometmq.errors import CometError
-from tests.chaos.cluster import BRIEF, CLIENTS, LEASE, Cluster
+from tests.chaos.cluster import LEASE, Cluster
 from tests.chaos.listing import everybody, fault, follower, nobody, writer
 from tests.chaos.machines import Clients, Machine, Service
 from tests.chaos.topics import GROUP
@@ -75,7 +75,8 @@ def cut_off_from_followers(cluster: Cluster, machine: Machine) -> Cut:
 
 
 def cut_off_from_clients(cluster: Cluster, machine: Machine) -> Cut:
-    clients = [CLIENTS, BRIEF, *cluster.names(*cluster.consumers), cluster.pullhold.name]
+    servers = cluster.names(*cluster.namesrvs, *cluster.members)
+    clients = [name for name in cluster.names(*cluster.machines()) if name not in servers]
     return cluster.network.parted([machine.name], clients)
 
 
@@ -104,6 +105,16 @@ async def left(cluster: Cluster, consumer: Service) -> AsyncIterator[None]:
 
 def consumer(cluster: Cluster, rng: random.Random) -> list[Clients]:
     return [rng.choice(cluster.consuming())]
+
+
+def decider(cluster: Cluster, rng: random.Random) -> list[Clients]:
+    assert cluster.later is not None
+    return [rng.choice(cluster.later.deciders)]
+
+
+def receiver(cluster: Cluster, rng: random.Random) -> list[Clients]:
+    assert cluster.later is not None
+    return [rng.choice(cluster.later.receivers)]
 
 
 def cut_off_from_lease(cluster: Cluster, *machines: Machine) -> Cut:
@@ -139,6 +150,10 @@ fault("pause of a consumer", paused, consumer, groups=True)
 fault("a consumer cut off", cut_off, consumer, groups=True)
 fault("a consumer joins and leaves", joined, nobody, groups=True, peaceful=True)
 fault("a consumer leaves and comes back", left, consumer, groups=True, peaceful=True)
+# Its open transactions are for the other members of its group.
+fault("kill -9 of a producer of transactions", dead, decider, later=True)
+fault("kill -9 of a receiver", dead, receiver, later=True)
+fault("pause of a receiver", paused, receiver, later=True)
 fault("pause of all producers", paused, lambda cluster, _: [cluster.clients])
 fault("producers cut off", cut_off, lambda cluster, _: [cluster.clients])
 fault("the writer alone with clients", alone_with_clients, writer)

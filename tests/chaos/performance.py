@@ -22,9 +22,10 @@ from cometmq.v1 import common_pb2 as common
 from tests.chaos import consumers, single
 from tests.chaos.cluster import HEALED_S, Cluster, end_of
 from tests.chaos.consumers import ORDERED, RETRIED
+from tests.chaos.later import HISTORY, read_ends
 from tests.chaos.listing import Fault
 from tests.chaos.machines import Member
-from tests.chaos.topics import TOPICS, config_of, queues_of
+from tests.chaos.topics import LATER_TOPICS, TOPICS, config_of, queues_of
 from tests.chaos.workload import EAGER
 from tests.support.cluster.broker import BrokerClient
 from tests.support.faults.checkers import (
@@ -36,6 +37,8 @@ from tests.support.faults.checkers import (
     judge,
     two_writers,
 )
+from tests.support.faults.delivery_checkers import judge_deliveries
+from tests.support.faults.delivery_history import DeliveryHistory
 from tests.support.faults.extremes import (
     bygone,
     lost_from_disk,
@@ -92,6 +95,8 @@ async def perform(
         final = await _read_all(cluster, queues_of(topics))
         dead = await _read_dead(cluster) if cluster.has_groups else {}
         verdict = _judge(directory, cluster, steps, final, dead, tell)
+        if cluster.has_later:
+            await _judge_later(directory, cluster, verdict)
         compared_to = await _compare(cluster, verdict)
         await _end(cluster)
         verdict.add("logs that differ", _differing_logs(cluster.members, compared_to))
@@ -116,7 +121,7 @@ async def _play(cluster: Cluster, step: Step, rng: random.Random) -> None:
 async def _make_topics(cluster: Cluster) -> None:
     client = cluster.client(cluster.writer())
     try:
-        for topic in TOPICS:
+        for topic in (*TOPICS, *(LATER_TOPICS if cluster.has_later else ())):
             await client.admin.PutTopic(pb.PutTopicRequest(topic=config_of(topic)))
     finally:
         await client.close()
@@ -211,6 +216,21 @@ def _judge(
     verdict.counts["epochs in the lease"] += len(openings(records))
     verdict.add("epochs with two writers", two_writers(openings(records)))
     return verdict
+
+
+async def _judge_later(directory: Path, cluster: Cluster, verdict: Verdict) -> None:
+    client = cluster.client(cluster.writer())
+    try:
+        ends = await read_ends(client)
+    finally:
+        await client.close()
+    found = judge_deliveries(_deliveries(directory), ends)
+    verdict.broken += found.broken
+    verdict.counts.update(found.counts)
+
+
+def _deliveries(directory: Path) -> DeliveryHistory:
+    return DeliveryHistory.read([*directory.glob(f"*.{HISTORY}"), directory / "faults.jsonl"])
 
 
 def openings(records: Sequence[dict[str, Any]]) -> list[Opening]:

@@ -33,6 +33,8 @@ class Mode:
 GROUP = "g1"  # of the brokers
 QUEUES = 2  # a topic
 FLEETING = "fleeting"  # may be deleted and made anew in a run
+# Of messages that come later: with a time of their own, committed, received for a time.
+DUE, SETTLED, RECEIVED = "due", "settled", "received"
 
 TOPICS = {
     "loose": Mode(synced=False, copies=ASYNC),
@@ -42,6 +44,8 @@ TOPICS = {
     "certain": Mode(synced=True, copies=FLUSHED),
     FLEETING: Mode(synced=True, copies=FLUSHED),
 }
+# These keep what was acknowledged, whatever happens.
+LATER_TOPICS = dict.fromkeys((DUE, SETTLED, RECEIVED), Mode(synced=True, copies=FLUSHED))
 
 
 def queues_of(topics: Iterable[str]) -> list[tuple[str, int]]:
@@ -50,7 +54,7 @@ def queues_of(topics: Iterable[str]) -> list[tuple[str, int]]:
 
 def config_of(topic: str) -> common.TopicConfig:
     """What the broker is told of a topic."""
-    mode = TOPICS[topic]
+    mode = (TOPICS | LATER_TOPICS)[topic]
     return common.TopicConfig(
         name=topic,
         read_queue_count=QUEUES,
