@@ -1,9 +1,12 @@
 """``python -m bench transactions``: what transactions cost beside plain messages.
 
-A cluster of one broker, one topic with 8 queues, bodies of 128 B. Plain sends and transactions of
-one message take turns, with 1,024 and with 64 tasks. Ends one by one: 64 tasks end halves that were
-stored before. Then, in this process: how much memory 100,000 open halves take, and how long one
-pass of checks over them occupies the event loop.
+A cluster of one broker, one topic with 8 queues, bodies of 128 B. Plain messages and transactions
+take turns: messages sent one by one beside transactions of one message, with 1,024 and with 64
+tasks; ``send_many`` beside transactions of 1,000 messages, 4 at a time. Ends one by one: 64 tasks
+end halves that were stored before. Of each the CPU time of both processes a message.
+
+Then, in this process: how much memory 100,000 open halves take, and how long one pass of checks
+over them occupies the event loop.
 """
 
 from __future__ import annotations
@@ -14,13 +17,16 @@ import gc
 import json
 import time
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import uvloop
 
 from bench import stage
+from bench.processes import cpu_seconds
 from bench.report import machine, markdown
 from cometmq import native
 from cometmq.client import (
@@ -37,12 +43,44 @@ from cometmq.model import FlushMode
 
 PROJECT = Path(__file__).resolve().parent.parent
 BODY = bytes(128)
+BLOCK, BLOCKS_AT_ONCE = 1_000, 4
 OPEN_COUNT = 100_000
 IMMUNITY_S = 3_600  # nothing is checked within a run
 
 
 def _unknown(_: ReceivedMessage) -> TransactionState:
     return TransactionState.UNKNOWN
+
+
+async def plain_many(namesrv: str, topic: str, count: int) -> float:
+    """Messages a second by ``send_many``, all acknowledged."""
+    async with Producer(namesrv) as producer:
+        await producer.send_and_wait(Message(topic, BODY))
+        messages = [Message(topic, BODY) for _ in range(BLOCK)]
+        started_s = time.perf_counter()
+        for _ in range(0, count, BLOCK):
+            await producer.send_many(messages)
+        await producer.flush()
+        return count / (time.perf_counter() - started_s)
+
+
+async def blocks(namesrv: str, topic: str, count: int) -> float:
+    """Messages a second in transactions of many, from the first half to the last commit."""
+    async with TransactionProducer(namesrv, "bench", _unknown) as producer:
+        messages = [Message(topic, BODY) for _ in range(BLOCK)]
+        left = count
+
+        async def work() -> None:
+            nonlocal left
+            while left > 0:
+                left -= BLOCK
+                async with producer.transaction(check_immunity_s=IMMUNITY_S) as one:
+                    await one.send_many(messages)
+
+        await producer.send_and_wait(Message(topic, BODY))
+        started_s = time.perf_counter()
+        await asyncio.gather(*(work() for _ in range(BLOCKS_AT_ONCE)))
+        return count / (time.perf_counter() - started_s)
 
 
 async def plain(namesrv: str, topic: str, count: int) -> float:
@@ -131,6 +169,21 @@ def table_costs() -> dict[str, float]:
     }
 
 
+WORK: dict[str, Callable[[str, str, int], Coroutine[Any, Any, float]]] = {
+    "plain_many": plain_many,
+    "blocks": blocks,
+    "plain": plain,
+    "whole": partial(whole, tasks=1_024),
+    "whole64": partial(whole, tasks=64),
+    "ends": partial(ends, tasks=64),
+}
+
+
+def _spent_s(broker_pid: int) -> dict[str, float]:
+    """CPU time so far."""
+    return {"client": time.process_time(), "broker": cpu_seconds(broker_pid)}
+
+
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench transactions", description=__doc__)
     parser.add_argument("--count", type=int, default=100_000, help="transactions a run")
@@ -144,28 +197,40 @@ def main(argv: Sequence[str]) -> None:
     runs: list[dict[str, float]] = []
     for _ in range(said.runs):
         with stage.cluster(folder, [(size, flush)]) as bench:
-            one = {
-                "plain": uvloop.run(plain(bench.namesrv, topic, said.count)),
-                "whole": uvloop.run(whole(bench.namesrv, topic, said.count, 1_024)),
-                "whole64": uvloop.run(whole(bench.namesrv, topic, said.count, 64)),
-                "ends": uvloop.run(ends(bench.namesrv, topic, said.count, 64)),
-            }
+            one: dict[str, float] = {}
+            for name, work in WORK.items():
+                spent_s = _spent_s(bench.broker_pid)
+                one[name] = uvloop.run(work(bench.namesrv, topic, said.count))
+                for whose, now_s in _spent_s(bench.broker_pid).items():
+                    one[f"{name}_{whose}_us"] = (now_s - spent_s[whose]) / said.count * 1e6
         runs.append(one | table_costs())
-        print(json.dumps(runs[-1]), flush=True)
-    table = [
-        [name, f"{median(run[key] for run in runs):,.{digits}f}", limit]
+        print(json.dumps({key: round(value, 2) for key, value in runs[-1].items()}), flush=True)
+
+    def middle(key: str, digits: int) -> str:
+        return f"{median(run[key] for run in runs):,.{digits}f}"
+
+    rates = [
+        [name, middle(key, 0), middle(f"{key}_client_us", 1), middle(f"{key}_broker_us", 1), limit]
+        for name, key, limit in (
+            ("send_many", "plain_many", ""),
+            (f"transactions of {BLOCK:,} messages", "blocks", "30 % of send_many"),
+            ("sends one by one", "plain", ""),
+            ("transactions of one message, 1,024 tasks", "whole", "30 % of sends"),
+            ("... 64 tasks", "whole64", ""),
+            ("ends one by one, 64 tasks (CPU: with the half)", "ends", "20,000"),
+        )
+    ]
+    print(markdown(["what", "messages/s", "client CPU, µs", "broker CPU, µs", "limit"], rates))
+    costs = [
+        [name, middle(key, digits), limit]
         for name, key, digits, limit in (
-            ("plain sends/s", "plain", 0, ""),
-            ("transactions/s, 1,024 tasks", "whole", 0, "30 % of plain"),
-            ("transactions/s, 64 tasks", "whole64", 0, ""),
-            ("ends one by one/s, 64 tasks", "ends", 0, "20,000"),
             (f"{OPEN_COUNT:,} open halves, MiB", "open_mib", 1, "32"),
             ("a pass of checks over them, ms of the loop", "pass_ms", 0, "100"),
             ("its longest turn, ms", "turn_ms", 1, "5"),
             ("progress of them for the state, ms", "progress_ms", 1, ""),
         )
     ]
-    print(markdown(["what", "median", "limit"], table))
+    print(markdown(["what", "median", "limit"], costs))
     print(f"\n{native.description()}; machine: {machine()}")
 
 

@@ -56,12 +56,12 @@ if TYPE_CHECKING:
     from cometmq.client.tracing.otel import ConsumeSpans, SendSpans
     from cometmq.client.transactions.checks import TransactionState
     from cometmq.client.transactions.producer import (
-        CommitReceipt,
         Transaction,
         TransactionListener,
         TransactionProducer,
         TransactionResult,
     )
+    from cometmq.client.transactions.receipts import CommitReceipt
     from cometmq.format.compression import Compression
     from cometmq.model import Message, Position, QueueRef, SendStatus
     from cometmq.rpc.polling import poll_in_one_thread
@@ -71,7 +71,7 @@ _MODULES = {
     "Bounds": "cometmq.client.reading.offsets",
     "ByConfig": "cometmq.client.group.rebalance",
     "ByMachineRoom": "cometmq.client.group.rebalance",
-    "CommitReceipt": "cometmq.client.transactions.producer",
+    "CommitReceipt": "cometmq.client.transactions.receipts",
     "Compression": "cometmq.format.compression",
     "ConsumeContext": "cometmq.client.hooks",
     "ConsumeFrom": "cometmq.client.messages",

@@ -135,7 +135,7 @@ class Producer:
         self._open = False
         self._rule.clear()
         self._requests.close()
-        self._runs.clear()
+        self._buffer.forget_runs()
         try:
             await self._replier.close()
             if not isinstance(error, asyncio.CancelledError):
@@ -550,7 +550,7 @@ class Producer:
         if route.topic != topic:
             queues = auto_created_queues(topic, queues)
             in_order = auto_created_queues(topic, in_order)
-        self._runs.pop(topic, None)
+        self._buffer.forget_runs()
         partitioner.use(
             [QueueWriter(self._sender(queue.broker_group), queue) for queue in queues],
             [QueueWriter(self._sender(q.broker_group), q, pinned=True) for q in in_order],

@@ -10,6 +10,7 @@ halves that have ended, by their offsets in the half queue.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -91,6 +92,29 @@ def read(raw_properties: bytes) -> HalfProperties | None:
         properties.get(UNIQ_KEY, ""),
         _number(properties.get(CHECK_TIMES, "")) or 0,
     )
+
+
+# How our form begins, and ends.
+_OUR_TARGET = re.compile(
+    rb"TRAN_MSG\x01true\x02PGROUP\x01[^\x02]*\x02"
+    rb"(REAL_TOPIC\x01[\x03-\xff]{1,255}\x02REAL_QID\x01[0-9]{1,9}\x02)"
+)
+_LAST_ID = re.compile(rb"\x02UNIQ_KEY\x01([\x03-\x7f]+)\x02\Z")
+
+
+def target_text(properties: bytes) -> tuple[bytes, str]:
+    """The part of our form that names the target of a half, and the unique id that ends it; both
+    empty for a record of another form.
+    """
+    target, last = _OUR_TARGET.match(properties), _LAST_ID.search(properties)
+    return (target[1], last[1].decode()) if target and last else (b"", "")
+
+
+@lru_cache(maxsize=4096)  # many halves have the same target
+def target_of_text(text: bytes) -> tuple[str, int]:
+    """The topic and queue that such a text names."""
+    pairs = decode(text)
+    return pairs[REAL_TOPIC], int(pairs[REAL_QID])
 
 
 def _number(text: str) -> int | None:

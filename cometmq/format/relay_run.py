@@ -1,8 +1,8 @@
 """Many relayed records at once, without an object for each: how the broker delivers messages that
-have waited for a delay level or for a time of their own. The bytes are those of
-:mod:`cometmq.format.relay`.
+have waited for a delay level or for a time of their own, and those of committed transactions. The
+bytes are those of :mod:`cometmq.format.relay`.
 
-Both functions exist twice: here, and in the C extension (:mod:`cometmq.native`).
+All of this exists twice: here, and in the C extension (:mod:`cometmq.native`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from cometmq.errors import BatchMalformed
-from cometmq.format import delayed, queueunit, record, timers
+from cometmq.format import delayed, halves, queueunit, record, timers
 from cometmq.format.properties import STORED_FRAMING, tag_of
 from cometmq.format.record import BODY_CRC_MASK, Record
 from cometmq.format.relay import relay
@@ -30,6 +30,14 @@ class RelayRun(NamedTuple):
     places: array[int]  # uint32: where the source of each record begins, in the order of appending
     chosen: array[int]  # uint32: the index of its queue
     queues: tuple[QueueKey, ...]  # each once, and each gets a record
+    transaction_flags: int = 0  # of SYSFLAG: that half messages are committed
+
+    def sized(self) -> list[int]:
+        """How many records each queue gets."""
+        counts = [0] * len(self.queues)
+        for index in self.chosen:
+            counts[index] += 1
+        return counts
 
     def encode(
         self,
@@ -49,7 +57,7 @@ class RelayRun(NamedTuple):
         )
         return accelerator.relay(
             *(self.sources, self.places, self.chosen, queues),
-            *(log_offset, store_time_ms, store_host),
+            *(log_offset, store_time_ms, store_host, self.transaction_flags),
         )
 
 
@@ -63,7 +71,8 @@ def _encode(
     pieces: list[bytes] = []
     units: list[list[bytes]] = [[] for _ in run.queues]
     for place, index in zip(run.places, run.chosen, strict=True):
-        made = relay(record.decode(run.sources, place), *run.queues[index], store_host)
+        source, flags = record.decode(run.sources, place), run.transaction_flags
+        made = relay(source, *run.queues[index], store_host, transaction_flags=flags)
         queue_offset = queue_offsets[index] + len(units[index])
         pieces.append(made.encode(queue_offset, log_offset, store_time_ms, store_host))
         code = made.tags_code(store_time_ms)
@@ -96,12 +105,52 @@ def _delivery_targets(sources: bytes, places: array[int]) -> tuple[list[bytes], 
         except BatchMalformed:
             break
         text = delayed.target_text(found.raw_properties)
-        if text is None or not _is_good(found):
+        if text is None or timers.FOREIGN_NAME in found.raw_properties or not _is_good(found):
             break
         if text not in numbers and len(numbers) == TARGETS_MAX:
             break
         chosen.append(numbers.setdefault(text, len(numbers)))
     return list(numbers), chosen
+
+
+class HalfTargets(NamedTuple):
+    """What is known of the first of some half messages, without a look at each."""
+
+    texts: list[bytes]  # different ones, for :func:`cometmq.format.halves.target_of_text`
+    chosen: array[int]  # uint32: the index of each message's text
+    ids: list[str]  # their unique ids
+    store_times_ms: array[int]  # int64
+
+
+def half_targets(sources: bytes, places: array[int]) -> HalfTargets:
+    """As :func:`delivery_targets`, of half messages that have a unique id."""
+    if accelerator is None:
+        return _half_targets(sources, places)
+    texts, numbers, ids, times = accelerator.half_targets(sources, places)
+    targets = HalfTargets(texts, array("I"), ids, array("q"))
+    targets.chosen.frombytes(numbers)
+    targets.store_times_ms.frombytes(times)
+    return targets
+
+
+def _half_targets(sources: bytes, places: array[int]) -> HalfTargets:
+    numbers: dict[bytes, int] = {}
+    targets = HalfTargets([], array("I"), [], array("q"))
+    for place in places:
+        try:
+            found = record.decode(sources, place)
+        except BatchMalformed:
+            break
+        text, unique_id = halves.target_text(found.raw_properties)
+        if not text or not unique_id or not _is_good(found):
+            break
+        if text not in numbers and len(numbers) == TARGETS_MAX:
+            break
+        targets.chosen.append(numbers.setdefault(text, len(numbers)))
+        targets.ids.append(unique_id)
+        targets.store_times_ms.append(found.store_time_ms)
+    targets.texts.extend(numbers)
+    return targets
 
 
 def _is_good(found: Record) -> bool:
@@ -112,7 +161,6 @@ def _is_good(found: Record) -> bool:
         return False
     return (
         len(properties) <= PROPERTIES_BYTES_MAX
-        and timers.FOREIGN_NAME not in properties
         and STORED_FRAMING.fullmatch(properties) is not None
         and crc32(found.body) & BODY_CRC_MASK == found.body_crc
     )

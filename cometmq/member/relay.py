@@ -4,7 +4,6 @@ ones. It goes on while sends are refused for lack of room: consumers have to com
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from cometmq.format.relay import OwnRecord
@@ -37,14 +36,14 @@ class RelayWriter:
             self._metrics.messages_in(topic, len(of_topic), sum(of_topic))
         return ticket
 
-    def append_run(self, run: RelayRun) -> Ticket:
-        """The same, of many records at once."""
-        demands = self._demands({topic for topic, _ in run.queues})
-        ticket = self._storage.append_relay_run(run, demands, self.host)
-        counts = Counter(run.chosen)
-        for index, (topic, _) in enumerate(run.queues):
-            size_bytes = ticket.appended.segment_bytes[index]
-            self._metrics.messages_in(topic, counts[index], size_bytes)
+    def append_run(self, run: RelayRun, behind: Sequence[OwnRecord] = ()) -> Ticket:
+        """The same, of many records at once, and of some for other queues behind them."""
+        demands = self._demands({*(t for t, _ in run.queues), *(one.topic for one in behind)})
+        ticket = self._storage.append_relay_run(run, demands, self.host, behind)
+        topics = [*[topic for topic, _ in run.queues], *[one.topic for one in behind]]
+        counts = [*run.sized(), *[1] * len(behind)]
+        for topic, count, size in zip(topics, counts, ticket.appended.segment_bytes, strict=True):
+            self._metrics.messages_in(topic, count, size)
         return ticket
 
     def _demands(self, topics: Iterable[str]) -> dict[str, DurabilityClass]:

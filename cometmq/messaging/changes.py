@@ -197,6 +197,16 @@ class HalvesReached:
 
 
 @dataclass(frozen=True, slots=True)
+class HalvesDropped:
+    """A topic is deleted: of the half queue's messages before ``end`` those of the topic are not
+    committed.
+    """
+
+    topic: str
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class StreamsReached:
     """What is stored of these streams of producers: all intervals, and runs in addition to those
     that are known. The streams of ``gone`` are forgotten before.
@@ -293,6 +303,7 @@ Change = (
     | OffsetsReset
     | DelaysReached
     | HalvesReached
+    | HalvesDropped
     | StreamsReached
     | AttemptsStored
     | MessagesResent
@@ -629,6 +640,12 @@ _KINDS: dict[type[Change], _Kind] = {
             "c": list(map(list, c.progress.checks)),
         },
         lambda f: HalvesReached(HalfProgress(_int(f["h"]), _int(f["o"]), _check_steps(f["c"]))),
+    ),
+    HalvesDropped: _Kind(
+        "half-drop",
+        frozenset("no"),
+        lambda c: {"n": c.topic, "o": c.end},
+        lambda f: HalvesDropped(_str(f["n"]), _int(f["o"])),
     ),
     AttemptsStored: _Kind(
         "attempts",

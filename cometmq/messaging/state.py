@@ -29,6 +29,7 @@ from cometmq.messaging.changes import (
     GroupDropped,
     GroupPolicyPut,
     GroupPut,
+    HalvesDropped,
     HalvesReached,
     MessagesResent,
     OffsetsCommitted,
@@ -95,7 +96,7 @@ LOCK_BYTES = 300
 POP_BYTES, LEASE_BYTES = 200, 120
 ATTEMPT_BYTES = 60
 SECRET_ENTRY_BYTES = 110
-TIMER_SKIP_BYTES, TIMER_DROP_BYTES = 40, 200
+TIMER_SKIP_BYTES, DROP_BYTES = 40, 200
 ATTEMPTS_PER_CHANGE = 800  # with the longest names they fit a record
 CHECK_STEP_BYTES = 16
 POLICY_BYTES = 1_200  # with as many retry steps as there may be
@@ -317,6 +318,7 @@ class BrokerState:
         self,
         change: DelaysReached
         | HalvesReached
+        | HalvesDropped
         | StreamsReached
         | AttemptsStored
         | MessagesResent
@@ -339,13 +341,20 @@ class BrokerState:
 
     def _progress(
         self,
-        change: DelaysReached | HalvesReached | StreamsReached | AttemptsStored | MessagesResent,
+        change: DelaysReached
+        | HalvesReached
+        | HalvesDropped
+        | StreamsReached
+        | AttemptsStored
+        | MessagesResent,
     ) -> None:
         match change:
             case DelaysReached(offsets):
                 self.delays = dict(offsets)
             case HalvesReached(progress):
                 self.halves.restore(progress)
+            case HalvesDropped(topic, end):
+                self.halves.drop_topic(topic, end)
             case StreamsReached(streams, gone):
                 self.streams.restore(streams, gone)
             case AttemptsStored(attempts):
@@ -506,6 +515,8 @@ class BrokerState:
             yield DelaysReached(self.delays)
         if self.halves.progress != HalfProgress():
             yield HalvesReached(self.halves.progress)
+        for topic, end in self.halves.dropped.items():
+            yield HalvesDropped(topic, end)
         for key, intervals in self.resent:
             yield MessagesResent(key, intervals)
         yield from stream_changes(self.streams, [])
@@ -567,7 +578,7 @@ class BrokerState:
         entries += ATTEMPT_BYTES * len(self.attempts) + SECRET_ENTRY_BYTES * len(self.secrets)
         entries += POP_BYTES * self.pops.queue_count + LEASE_BYTES * self.pops.lease_count
         entries += TIMER_SKIP_BYTES * len(self.timers.skips)
-        entries += TIMER_DROP_BYTES * len(self.timers.dropped)
+        entries += DROP_BYTES * (len(self.timers.dropped) + len(self.halves.dropped))
         return entries + entries // 8 + RECORD_HEAD_BYTES  # more heads: one in each record
 
     def validate(self) -> None:

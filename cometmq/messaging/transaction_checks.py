@@ -7,7 +7,7 @@ not count. After the last one has had its time, the half is given up.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
@@ -63,13 +63,14 @@ class CheckBoard:
             self._moved[offset] = overdue_s
             # After the last check there is time for an answer by other ways.
             if self._table.checks_of(offset) < self._rules.checks_max:
-                self._wait(offset)
+                self._wait([offset])
         self._forget_empty(group)
 
     def look(self, now_s: float) -> bool:
         """Take what is due. Whether there may be more."""
         due = self._table.take_due(now_s, ASKED_MAX)
-        asked_of, wait, moved = self._asked.get, self._wait, self._moved
+        asked_of, moved = self._asked.get, self._moved
+        waiting: list[int] = []
         for offset in dict.fromkeys(due):
             if moved:
                 if moved.get(offset, now_s) > now_s:
@@ -80,20 +81,27 @@ class CheckBoard:
                 if asked[1] > now_s:  # asked again meanwhile, with a later look
                     continue
                 self._forget_ask(offset)
-            wait(offset)
+            waiting.append(offset)
+        self._wait(waiting)
         return len(due) == ASKED_MAX
 
-    def _wait(self, offset: int) -> None:
-        half = self._table.find(offset)
-        if half is None:
-            return
-        if self._table.checks_of(offset) >= self._rules.checks_max:
-            self.given_up.append(offset)
-        else:
-            group = self._groups.get(half[2])
-            if group is None:
-                group = self._groups[half[2]] = _Group()
-            group.waiting[offset] = None
+    def _wait(self, offsets: Iterable[int]) -> None:
+        """It is the time of these halves."""
+        find, checks_of = self._table.find, self._table.checks_of
+        checks_max = self._rules.checks_max
+        name: str | None = None
+        waiting: dict[int, None] = {}  # of the producer group `name`
+        for offset in offsets:
+            half = find(offset)
+            if half is None:
+                continue
+            if checks_of(offset) >= checks_max:
+                self.given_up.append(offset)
+                continue
+            if half[2] != name:
+                name = half[2]
+                waiting = self._groups.setdefault(name, _Group()).waiting
+            waiting[offset] = None
 
     def asks(self, now_s: float) -> Iterator[Ask]:
         """Hands out what waits, in batches, each to the next member that has room; counts each
@@ -127,14 +135,21 @@ class CheckBoard:
         """The member that was asked does not know yet: it is asked again when the time comes."""
         self._forget_ask(offset)
 
-    def closed(self, offset: int, group: str) -> None:
-        """A half of the group has ended."""
-        self._moved.pop(offset, None)
-        if offset in self._asked:
-            self._forget_ask(offset, group)
-        elif (known := self._groups.get(group)) is not None:
-            known.waiting.pop(offset, None)
-            self._forget_empty(group)
+    def closed(self, offsets: Collection[int], group: str) -> None:
+        """Halves of the group have ended."""
+        if self._moved:
+            for offset in offsets:
+                self._moved.pop(offset, None)
+        known = self._groups.get(group)
+        if known is None:  # nothing was asked of it, and nothing waits
+            return
+        waiting = known.waiting
+        for offset in offsets:
+            if offset in self._asked:
+                self._forget_ask(offset, group)
+            elif waiting:
+                waiting.pop(offset, None)
+        self._forget_empty(group)
 
     def _forget_ask(self, offset: int, group: str | None = None) -> None:
         member, _ = self._asked.pop(offset)

@@ -12,11 +12,11 @@ import math
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from heapq import heappop, heappush
-from itertools import groupby, pairwise, repeat
+from itertools import groupby, islice, pairwise, repeat
 from typing import NamedTuple
 
 from cometmq.errors import FlowControl
@@ -24,11 +24,16 @@ from cometmq.format.halves import GIVEN_UP_TOPIC
 
 HALVES_MAX = 200_000
 ENDED_MAX = 32_768  # halves that ended last, of which it is known what became of them
+ENDED_MORE = 4_096  # that are forgotten at once: each look for the oldest would pass those before
 CHECK_STEPS_MAX = 8_192  # of the state's change
 OPS_PER_STEP = 64  # op records: as exactly is known which of them are needed
 STALE_MAX = 65_536  # entries of halves that have ended, beside twice the open ones
 LOOK_MAX = 20_000  # entries of one look, some milliseconds
+SWEPT_AT_ONCE = 1_024  # entries that are looked through for halves that have ended
+SWEPT_PER_ENTRY = 4  # so many for each new one: more than come
 COUNTS_AT_ONCE = 8_192  # halves, a ms or two
+
+_NO_ENTRIES = array("q")
 
 
 class Resolution(Enum):
@@ -99,6 +104,9 @@ class HalfTable:
         self.end = 0  # of the half queue
         # Halves that the log's end tells of, by their log offsets: while a writer opens its log.
         self.log_end: dict[int, EndedHalf] = {}
+        # Topics that were deleted: open halves of before, which lie below this offset, are not
+        # committed, also when the topic is created again.
+        self.dropped: dict[str, int] = {}
         self._floor = 0
         self._op_floor = 0
         self._ops: deque[tuple[int, int]] = deque()  # end of some op records, highest half in them
@@ -113,6 +121,9 @@ class HalfTable:
         self._due: dict[int, array[int]] = {}
         self._seconds: list[int] = []  # a heap
         self._due_count = 0
+        self._to_sweep: list[int] = []  # seconds; the last one up to the entry `_swept`
+        self._swept = 0
+        self._sweep_left = 0  # entries that may be looked through
 
     def __len__(self) -> int:
         """Open halves."""
@@ -125,6 +136,15 @@ class HalfTable:
         self.written = progress
         self._floor, self._op_floor, self._steps = progress
         self.end = progress.floor
+        self._forget_dropped()
+
+    def drop_topic(self, topic: str, end: int) -> None:
+        """A topic is deleted: those of its halves below ``end`` that are open are not committed."""
+        if end > self._floor:
+            self.dropped[topic] = end
+
+    def _forget_dropped(self) -> None:
+        self.dropped = {topic: end for topic, end in self.dropped.items() if end > self._floor}
 
     @property
     def progress(self) -> HalfProgress:
@@ -151,6 +171,8 @@ class HalfTable:
         self._floor = next(iter(self._open), self.end)
         while self._ops and self._ops[0][1] < self._floor:
             self._op_floor = self._ops.popleft()[0]
+        if self.dropped:
+            self._forget_dropped()
 
     def _checks_changed(self) -> None:
         self._steps = None
@@ -193,13 +215,18 @@ class HalfTable:
 
     def add(self, offset: int, half: OpenHalf, due_s: float, checks: int = 0) -> None:
         """A half was stored; its producers are asked about it from ``due_s`` on."""
-        assert offset >= self.end, (offset, self.end)
-        self._open[offset] = half
-        self.end = offset + 1
+        self.add_run(offset, [half], due_s)
         if checks:
             self._checks[offset] = checks
             self._checks_changed()
-        self.schedule(offset, due_s)
+
+    def add_run(self, first: int, halves: Sequence[OpenHalf], due_s: float) -> None:
+        """The same, of halves that follow each other from offset ``first`` on."""
+        assert first >= self.end, (first, self.end)
+        self.end = first + len(halves)
+        offsets = range(first, self.end)
+        self._open.update(zip(offsets, halves, strict=True))
+        self._schedule_all(offsets, due_s)
 
     def passed(self, end: int) -> None:
         """All halves below ``end`` that are not open have ended."""
@@ -217,16 +244,23 @@ class HalfTable:
 
     def close(self, offset: int, ended: EndedHalf) -> None:
         """An open half has ended."""
-        del self._open[offset]
-        if self._checks.pop(offset, 0):
-            self._checks_changed()
-        self.remember(offset, ended)
+        self.close_all({offset: ended})
 
-    def remember(self, offset: int, ended: EndedHalf) -> None:
-        """What became of a half."""
-        self._ended[offset] = ended
-        if len(self._ended) > ENDED_MAX:
-            del self._ended[next(iter(self._ended))]
+    def close_all(self, ended: Mapping[int, EndedHalf]) -> None:
+        """Open halves have ended."""
+        opened, checks = self._open, self._checks
+        for offset in ended:
+            del opened[offset]
+            if checks and checks.pop(offset, 0):
+                self._checks_changed()
+        self.remember_all(ended)
+
+    def remember_all(self, ended: Mapping[int, EndedHalf]) -> None:
+        """What became of halves."""
+        self._ended |= ended
+        if len(self._ended) > ENDED_MAX + ENDED_MORE:
+            for offset in list(islice(self._ended, len(self._ended) - ENDED_MAX)):
+                del self._ended[offset]
 
     def told(self, op_end: int, offsets: Iterable[int]) -> None:
         """The op queue, up to ``op_end``, lists these halves; none of them is open."""
@@ -254,16 +288,17 @@ class HalfTable:
             found.append(offset)
         return found
 
-    def ended_among_open(self, count_max: int) -> list[int]:
-        """Halves that have ended, and were stored behind one that has not; the newest of them."""
-        self._advance()
-        found: list[int] = []
-        offset = self.end
-        while offset > self._floor and len(found) < count_max:
-            offset -= 1
-            if offset not in self._open:
-                found.append(offset)
-        return found[::-1]
+    def ended_among_open(self, count_max: int) -> Iterator[list[int]]:
+        """Halves that have ended, and were stored behind one that has not; the newest of them, from
+        the last one on. In pieces of a ms or so: others may do their work between them.
+        """
+        end, left = self.end, count_max
+        while left > 0 and end > self.floors[0]:
+            first = max(self.floors[0], end - COUNTS_AT_ONCE)
+            found = [at for at in range(end - 1, first - 1, -1) if at not in self._open][:left]
+            left -= len(found)
+            end = first
+            yield found
 
     @property
     def oldest(self) -> OpenHalf | None:
@@ -297,7 +332,9 @@ class HalfTable:
         bucket.extend(offsets)
         self._due_count += len(offsets)
         if self._due_count > 2 * len(self._open) + STALE_MAX:
-            self._forget_stale()
+            self._sweep_left += SWEPT_PER_ENTRY * len(offsets)
+            while self._sweep_left >= SWEPT_AT_ONCE:
+                self._sweep()
 
     def take_due(self, now_s: float, count_max: int) -> list[int]:
         """Open halves to be looked at now, at most so many: none of them comes again before it is
@@ -307,12 +344,12 @@ class HalfTable:
         left = LOOK_MAX
         while left and self._seconds and self._seconds[0] <= now_s and len(found) < count_max:
             bucket = self._due[self._seconds[0]]
-            while bucket and left and len(found) < count_max:
-                offset = bucket.pop()
-                left -= 1
-                self._due_count -= 1
-                if offset in self._open:
-                    found.append(offset)
+            count = min(len(bucket), left, count_max - len(found))
+            piece = bucket[len(bucket) - count :]
+            del bucket[len(bucket) - count :]
+            left -= count
+            self._due_count -= count
+            found += filter(self._open.__contains__, piece)
             if not bucket:
                 del self._due[heappop(self._seconds)]
         found.sort()
@@ -323,10 +360,25 @@ class HalfTable:
         """When :meth:`take_due` may find something; None: nothing is open."""
         return self._seconds[0] if self._seconds else None
 
-    def _forget_stale(self) -> None:
-        for second, bucket in self._due.items():
-            self._due[second] = array("q", [one for one in bucket if one in self._open])
-        self._due_count = sum(map(len, self._due.values()))
+    def _sweep(self) -> None:
+        """Forget entries of halves that have ended, among the next few: more than half of all are
+        of such halves.
+        """
+        if not self._to_sweep:
+            self._to_sweep = list(self._due)
+        bucket = self._due.get(self._to_sweep[-1], _NO_ENTRIES)
+        piece = slice(self._swept, self._swept + SWEPT_AT_ONCE)
+        before = bucket[piece]
+        if not before:
+            self._to_sweep.pop()
+            self._swept = 0
+            self._sweep_left -= 1
+            return
+        kept = array("q", filter(self._open.__contains__, before))
+        bucket[piece] = kept
+        self._swept += len(kept)
+        self._due_count -= len(before) - len(kept)
+        self._sweep_left -= len(before)
 
     def validate(self) -> None:
         """Asserts what must hold; for tests."""

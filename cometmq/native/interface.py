@@ -357,6 +357,14 @@ class Accelerator(Protocol):
         the number of its text (uint32). ValueError unless the numbers are whole.
         """
 
+    def half_targets(
+        self, sources: bytes, places: array[int], /
+    ) -> tuple[list[bytes], bytes, list[str], bytes]:
+        """As :meth:`delivery_targets`, of half messages: ``cometmq.format.relay_run.half_targets``.
+        Stops, too, at a record without a unique id in ASCII at the end of its properties. Behind
+        the numbers stand these ids and the store times in ms (int64).
+        """
+
     def relay(
         self,
         sources: bytes,
@@ -366,10 +374,12 @@ class Accelerator(Protocol):
         log_offset: int,
         store_time_ms: int,
         store_host: bytes,
+        transaction_flags: int,
         /,
     ) -> tuple[bytes, list[bytes]]:
         """The records that are made from those at ``places``, and the units of each queue:
         ``cometmq.format.relay_run.RelayRun.encode``. ``queues``: topic, queue id and the offset of
-        its next message. ValueError for a place or a number that is out of range, and for a record
-        that :meth:`delivery_targets` stops at because of its frame or its tag.
+        its next message. ``transaction_flags``: for SYSFLAG. ValueError for a place or a number
+        that is out of range, and for a record that :meth:`delivery_targets` stops at because of its
+        frame or its tag.
         """

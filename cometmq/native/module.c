@@ -43,6 +43,7 @@ static PyMethodDef methods[] = {
     {"timer_entries", accelerator_timer_entries, METH_VARARGS, NULL},
     {"sort_timers", accelerator_sort_timers, METH_O, NULL},
     {"delivery_targets", accelerator_delivery_targets, METH_VARARGS, NULL},
+    {"half_targets", accelerator_half_targets, METH_VARARGS, NULL},
     {"relay", accelerator_relay, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

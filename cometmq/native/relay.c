@@ -14,6 +14,7 @@
 #define TOPIC_BYTES_MAX 255
 #define QUEUE_DIGITS_MAX 9
 #define LEVEL_DIGITS_MAX 2
+#define NOT_ASCII 0x80
 #define KEPT_FLAGS (COMPRESSED | 2u | 0x700u) /* of SYSFLAG: compression, and that it has several tags */
 
 /* --- which of the records can be taken, and for which queues they are meant --- */
@@ -44,21 +45,18 @@ static size_t level_length(span properties)
     return at == first || says_more_of_time(properties) ? 0 : at;
 }
 
-/* Where a message is meant to go that waits for a level or a time, by properties of our form; 0 for another form. */
-static int target_of(const record *found, span *target)
+/* Where a message is meant to go, as its properties tell it from `at` on in our form; 0 for another form. */
+static int target_at(span properties, size_t at_byte, span *target)
 {
-    static const char topic[] = "\x02REAL_TOPIC\x01", queue[] = "\x02REAL_QID\x01";
-    span properties = found->properties;
-    size_t head = timer_due(found) >= 0 ? TIMER_DIGITS_END : level_length(properties);
-    span left = {properties.start + head, properties.length - head};
-    if (!head || !starts_with(left, topic, sizeof topic - 1))
+    static const char topic[] = "REAL_TOPIC\x01", queue[] = "\x02REAL_QID\x01";
+    const uint8_t *start = properties.start + at_byte, *end = properties.start + properties.length;
+    if (!starts_with((span){start, (size_t)(end - start)}, topic, sizeof topic - 1))
         return 0;
-    const uint8_t *start = left.start + 1, *end = left.start + left.length;
-    const uint8_t *at = left.start + sizeof topic - 1, *first = at;
+    const uint8_t *at = start + sizeof topic - 1, *first = at;
     while (at < end && *at > PAIR_SEPARATOR)
         at++;
-    left = (span){at, (size_t)(end - at)};
-    if (at == first || at - first > TOPIC_BYTES_MAX || !starts_with(left, queue, sizeof queue - 1))
+    if (at == first || at - first > TOPIC_BYTES_MAX
+        || !starts_with((span){at, (size_t)(end - at)}, queue, sizeof queue - 1))
         return 0;
     at += sizeof queue - 1;
     size_t digits = digit_count((span){at, (size_t)(end - at)}, QUEUE_DIGITS_MAX);
@@ -66,6 +64,44 @@ static int target_of(const record *found, span *target)
     if (!digits || at == end || *at != PAIR_SEPARATOR)
         return 0;
     *target = (span){start, (size_t)(at + 1 - start)};
+    return 1;
+}
+
+/* The same, of a message that waits for a level or a time. */
+static int waiting_target(const record *found, span *target)
+{
+    span properties = found->properties;
+    size_t head = timer_due(found) >= 0 ? TIMER_DIGITS_END : level_length(properties);
+    return head && head < properties.length && properties.start[head] == PAIR_SEPARATOR
+        && target_at(properties, head + 1, target);
+}
+
+/* The same, of a half message. */
+static int half_target(const record *found, span *target)
+{
+    static const char first[] = "TRAN_MSG\x01true\x02PGROUP\x01";
+    span properties = found->properties;
+    if (!starts_with(properties, first, sizeof first - 1))
+        return 0;
+    const uint8_t *group = properties.start + sizeof first - 1;
+    const uint8_t *end = memchr(group, PAIR_SEPARATOR, properties.length - (sizeof first - 1));
+    return end != NULL && target_at(properties, (size_t)(end + 1 - properties.start), target);
+}
+
+/* The unique id at the end of properties, in ASCII; 0 when none stands there. */
+static int last_id(span properties, span *id)
+{
+    static const char name[] = "\x02UNIQ_KEY\x01";
+    if (properties.length == 0 || properties.start[properties.length - 1] != PAIR_SEPARATOR)
+        return 0;
+    const uint8_t *end = properties.start + properties.length - 1, *at = end;
+    for (; at > properties.start && at[-1] > PAIR_SEPARATOR; at--)
+        if (at[-1] >= NOT_ASCII)
+            return 0;
+    if (at == end || (size_t)(at - properties.start) < sizeof name - 1
+        || memcmp(at - (sizeof name - 1), name, sizeof name - 1) != 0)
+        return 0;
+    *id = (span){at, (size_t)(end - at)};
     return 1;
 }
 
@@ -93,22 +129,33 @@ static uint32_t number_at(const void *numbers, Py_ssize_t index)
     return number;
 }
 
-static Py_ssize_t find_targets(span sources, const void *places, Py_ssize_t count, target_table *table, uint8_t *chosen)
+/* What is known of a record that another one can be made of. */
+typedef struct {
+    uint32_t target; /* the number of its text */
+    span id;         /* of a half message */
+    int64_t store_time;
+} source_record;
+
+/* Reads the records at the places, up to the first that needs a closer look; how many. */
+static Py_ssize_t find_sources(span sources, const void *places, Py_ssize_t count, int are_halves, target_table *table,
+                               source_record *known)
 {
     Py_ssize_t taken = 0;
     for (; taken < count; taken++) {
         uint32_t place = number_at(places, taken), code;
         record found;
-        span target, tag;
+        span target, tag, id = {NULL, 0};
         if (place > sources.length || !record_at(sources.start + place, sources.length - place, &found)
             || found.properties.length > PROPERTIES_BYTES_MAX || !are_framed(found.properties, &tag)
-            || !java_hash(tag, &code) || !target_of(&found, &target) || !has_good_body(&found))
+            || !java_hash(tag, &code))
             break;
-        int64_t number = number_of(table, target);
+        if (are_halves ? !half_target(&found, &target) || !last_id(found.properties, &id)
+                       : !waiting_target(&found, &target))
+            break;
+        int64_t number = has_good_body(&found) ? number_of(table, target) : -1;
         if (number < 0)
             break;
-        uint32_t index = (uint32_t)number;
-        memcpy(chosen + 4 * taken, &index, sizeof index);
+        known[taken] = (source_record){(uint32_t)number, id, (int64_t)load64(found.store_time)};
     }
     return taken;
 }
@@ -125,37 +172,83 @@ static PyObject *texts_of(const target_table *table)
     return texts;
 }
 
-PyObject *accelerator_delivery_targets(PyObject *module, PyObject *arguments)
+/* The number of each record's text. */
+static PyObject *numbers_of(const source_record *known, Py_ssize_t count)
 {
-    (void)module;
+    PyObject *numbers = PyBytes_FromStringAndSize(NULL, 4 * count);
+    for (Py_ssize_t at = 0; numbers != NULL && at < count; at++)
+        memcpy(PyBytes_AsString(numbers) + 4 * at, &known[at].target, sizeof known[at].target);
+    return numbers;
+}
+
+static PyObject *times_of(const source_record *known, Py_ssize_t count)
+{
+    PyObject *times = PyBytes_FromStringAndSize(NULL, 8 * count);
+    for (Py_ssize_t at = 0; times != NULL && at < count; at++)
+        memcpy(PyBytes_AsString(times) + 8 * at, &known[at].store_time, sizeof known[at].store_time);
+    return times;
+}
+
+static PyObject *ids_of(const source_record *known, Py_ssize_t count)
+{
+    PyObject *ids = PyList_New(count);
+    for (Py_ssize_t at = 0; ids != NULL && at < count; at++) {
+        PyObject *id = PyUnicode_FromStringAndSize((const char *)known[at].id.start, (Py_ssize_t)known[at].id.length);
+        if (id == NULL || PyList_SetItem(ids, at, id) < 0)
+            Py_CLEAR(ids);
+    }
+    return ids;
+}
+
+static PyObject *results_of(const target_table *table, const source_record *known, Py_ssize_t count, int are_halves)
+{
+    PyObject *texts = texts_of(table), *numbers = numbers_of(known, count), *result = NULL;
+    PyObject *ids = are_halves ? ids_of(known, count) : NULL, *times = are_halves ? times_of(known, count) : NULL;
+    if (PyErr_Occurred() == NULL)
+        result = are_halves ? PyTuple_Pack(4, texts, numbers, ids, times) : PyTuple_Pack(2, texts, numbers);
+    Py_XDECREF(texts);
+    Py_XDECREF(numbers);
+    Py_XDECREF(ids);
+    Py_XDECREF(times);
+    return result;
+}
+
+static PyObject *targets(PyObject *arguments, int are_halves)
+{
     Py_buffer sources, places;
-    if (!PyArg_ParseTuple(arguments, "y*y*:delivery_targets", &sources, &places))
+    if (!PyArg_ParseTuple(arguments, "y*y*:targets", &sources, &places))
         return NULL;
-    Py_ssize_t count = places.len / 4, taken = 0;
-    PyObject *texts = NULL, *chosen = NULL;
+    Py_ssize_t count = places.len / 4;
+    PyObject *result = NULL;
     target_table *table = calloc(1, sizeof *table);
-    uint8_t *numbers = malloc((size_t)places.len + 1);
+    source_record *known = calloc((size_t)count + 1, sizeof *known);
     if (places.len % 4) {
-        PyErr_SetString(PyExc_ValueError, "delivery_targets: no whole numbers");
-    } else if (table == NULL || numbers == NULL) {
+        PyErr_SetString(PyExc_ValueError, "targets: no whole numbers");
+    } else if (table == NULL || known == NULL) {
         PyErr_NoMemory();
     } else {
         BEGIN_WORK(sources.len)
-        taken = find_targets(span_of(&sources), places.buf, count, table, numbers);
+        count = find_sources(span_of(&sources), places.buf, count, are_halves, table, known);
         END_WORK
-        texts = texts_of(table);
-        chosen = PyBytes_FromStringAndSize((const char *)numbers, 4 * taken);
+        result = results_of(table, known, count, are_halves);
     }
     free(table);
-    free(numbers);
+    free(known);
     PyBuffer_Release(&sources);
     PyBuffer_Release(&places);
-    if (texts == NULL || chosen == NULL) {
-        Py_XDECREF(texts);
-        Py_XDECREF(chosen);
-        return NULL;
-    }
-    return Py_BuildValue("NN", texts, chosen);
+    return result;
+}
+
+PyObject *accelerator_delivery_targets(PyObject *module, PyObject *arguments)
+{
+    (void)module;
+    return targets(arguments, 0);
+}
+
+PyObject *accelerator_half_targets(PyObject *module, PyObject *arguments)
+{
+    (void)module;
+    return targets(arguments, 1);
 }
 
 /* --- the new records --- */
@@ -176,6 +269,7 @@ typedef struct {
     Py_ssize_t count, queue_count;
     queue *queues;
     uint64_t log_offset, store_time_ms;
+    uint32_t transaction_flags;
 } job;
 
 static size_t new_size(const record *source, const queue *target, const job *work)
@@ -225,7 +319,8 @@ static uint8_t *put(uint8_t *to, const void *from, size_t length)
 static uint8_t *put_record(uint8_t *to, uint64_t log_offset, const record *source, const queue *target, const job *work)
 {
     const uint8_t *from = source->start;
-    uint32_t flags = (source->sys_flag & (KEPT_FLAGS | BORN_HOST_V6)) | (work->store_host.length > 8 ? STORE_HOST_V6 : 0);
+    uint32_t flags = (source->sys_flag & (KEPT_FLAGS | BORN_HOST_V6)) | (work->store_host.length > 8 ? STORE_HOST_V6 : 0)
+        | work->transaction_flags;
     memcpy(to, from, AT_BORN_HOST); /* with the magic, the CRC, the user's flag and the time of birth */
     store32(to + AT_SIZE, (uint32_t)new_size(source, target, work));
     store32(to + AT_QUEUE_ID, target->queue_id);
@@ -324,8 +419,9 @@ PyObject *accelerator_relay(PyObject *module, PyObject *arguments)
     Py_buffer sources, places, chosen, store_host;
     PyObject *given;
     long long log_offset, store_time_ms;
-    if (!PyArg_ParseTuple(arguments, "y*y*y*O!LLy*:relay", &sources, &places, &chosen, &PyTuple_Type, &given, &log_offset,
-                          &store_time_ms, &store_host))
+    int transaction_flags;
+    if (!PyArg_ParseTuple(arguments, "y*y*y*O!LLy*i:relay", &sources, &places, &chosen, &PyTuple_Type, &given, &log_offset,
+                          &store_time_ms, &store_host, &transaction_flags))
         return NULL;
     PyObject *result = NULL;
     Py_ssize_t queue_count = PyTuple_Size(given);
@@ -338,11 +434,12 @@ PyObject *accelerator_relay(PyObject *module, PyObject *arguments)
                 .queue_count = queue_count,
                 .queues = queues,
                 .log_offset = (uint64_t)log_offset,
-                .store_time_ms = (uint64_t)store_time_ms};
+                .store_time_ms = (uint64_t)store_time_ms,
+                .transaction_flags = (uint32_t)transaction_flags};
     if (queues == NULL)
         PyErr_NoMemory();
     else if (places.len % 4 || chosen.len != places.len || log_offset < 0 || store_time_ms < 0
-             || (store_host.len != 8 && store_host.len != 20))
+             || (store_host.len != 8 && store_host.len != 20) || (work.transaction_flags & ~TRANSACTION))
         PyErr_SetString(PyExc_ValueError, "relay: arguments that do not belong together");
     else
         result = relayed(given, &work);

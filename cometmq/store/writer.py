@@ -24,6 +24,7 @@ from cometmq.format.record import BLANK_BYTES
 from cometmq.format.relay import OwnRecord
 from cometmq.format.relay_run import RelayRun
 from cometmq.format.timers import TimerForm
+from cometmq.model import QueueKey
 from cometmq.store import layout
 from cometmq.store.base import BaseStore
 from cometmq.store.disk.files import Files, OsFiles
@@ -198,17 +199,16 @@ class MessageStore(BaseStore):
         self._check_fits(size_bytes)
         log_offset = self._log.place(size_bytes)
         store_time_ms = max(self._clock.wall_ms(), self._log.end[1])
-        following: dict[tuple[str, int], int] = {}
+        following: dict[QueueKey, int] = {}
         pieces: list[bytes] = []
-        units: dict[tuple[str, int], list[bytes]] = {}
+        units: dict[QueueKey, list[bytes]] = {}
         queue_offsets: list[int] = []
         at, unit = log_offset, b""
         for one in relayed:
             key = (one.topic, one.queue_id)
             queue_offset = following.get(key)
             if queue_offset is None:
-                queue = self._dispatcher.find(*key)
-                queue_offset = queue.next_offset if queue else _checked_new_queue(*key, 0)
+                queue_offset = self._next_offset(key)
             following[key] = queue_offset + 1
             queue_offsets.append(queue_offset)
             pieces.append(one.encode(queue_offset, at, store_time_ms, store_host))
@@ -228,34 +228,54 @@ class MessageStore(BaseStore):
         sizes = [one.size_bytes for one in relayed]
         return Appended(log_offset, at, queue_offsets, sizes, store_time_ms)
 
-    def append_relay_run(self, run: RelayRun, store_host: bytes) -> Appended:
-        """As :meth:`append_relayed`, of many records at once. ``queue_offsets`` and
-        ``segment_bytes`` have one entry for each queue of the run.
+    def append_relay_run(
+        self, run: RelayRun, store_host: bytes, behind: Sequence[OwnRecord] = ()
+    ) -> Appended:
+        """As :meth:`append_relayed`, of many records at once, and of some ``behind`` them for other
+        queues. ``queue_offsets`` and ``segment_bytes`` have one entry for each queue of the run,
+        then one for each record behind it.
         """
         self._guarded(self._dispatcher.catch_up)
-        firsts = []
-        for key in run.queues:
-            queue = self._dispatcher.find(*key)
-            firsts.append(queue.next_offset if queue else _checked_new_queue(*key, 0))
+        firsts = [self._next_offset(key) for key in run.queues]
+        last_keys = [(one.topic, one.queue_id) for one in behind]
+        assert not {*last_keys} & {*run.queues}
+        last_firsts = [self._next_offset(key) for key in last_keys]
+        last_offsets = [
+            first + last_keys[:at].count(key)
+            for at, (key, first) in enumerate(zip(last_keys, last_firsts, strict=True))
+        ]
         end, last_time_ms = self._log.end
         store_time_ms = max(self._clock.wall_ms(), last_time_ms)
         records, units = run.encode(firsts, end, store_time_ms, store_host)
-        self._check_fits(len(records))
-        log_offset = self._log.place(len(records))
+        size_bytes = len(records) + sum([one.size_bytes for one in behind])
+        self._check_fits(size_bytes)
+        log_offset = self._log.place(size_bytes)
         if log_offset != end:  # a new file
             records, units = run.encode(firsts, log_offset, store_time_ms, store_host)
+        pieces, last_units = [records], list[bytes]()
+        at = log_offset + len(records)
+        for one, offset in zip(behind, last_offsets, strict=True):
+            pieces.append(one.encode(offset, at, store_time_ms, store_host))
+            code = one.tags_code(store_time_ms)
+            last_units.append(queueunit.pack(at, one.size_bytes, code))
+            at += one.size_bytes
         try:
-            self._log.append(log_offset, records, store_time_ms)
-            for key, of_queue in zip(run.queues, units, strict=True):
+            joined = bytearray().join(pieces) if behind else records
+            self._log.append(log_offset, joined, store_time_ms)
+            for key, of_queue in zip((*run.queues, *last_keys), (*units, *last_units), strict=True):
                 self._dispatcher.dispatch(self._dispatcher.get(*key), of_queue)
-            self._last_units = units[run.chosen[-1]]
+            self._last_units = last_units[-1] if last_units else units[run.chosen[-1]]
             self._dispatcher.reached(self._log.end)
         except StoreFailed as error:
             raise self._failed(error) from error
-        stop = log_offset + len(records)
-        assert self._log.end == (stop, store_time_ms), (self._log.end, stop, store_time_ms)
+        assert self._log.end == (at, store_time_ms), (self._log.end, at, store_time_ms)
         sizes = [sum(size for _, size, _ in queueunit.iterate(some)) for some in units]
-        return Appended(log_offset, stop, firsts, sizes, store_time_ms)
+        sizes += [one.size_bytes for one in behind]
+        return Appended(log_offset, at, [*firsts, *last_offsets], sizes, store_time_ms)
+
+    def _next_offset(self, key: QueueKey) -> int:
+        queue = self._dispatcher.find(*key)
+        return queue.next_offset if queue else _checked_new_queue(*key, 0)
 
     def _dispatch(self, segments: Sequence[RecordRun], units: list[bytes]) -> None:
         dispatcher = self._dispatcher

@@ -980,21 +980,29 @@ class TransactionEnd(_message.Message):
 
     HALF_FIELD_NUMBER: _builtins.int
     RESOLUTION_FIELD_NUMBER: _builtins.int
+    FOLLOWING_LOG_OFFSETS_FIELD_NUMBER: _builtins.int
     resolution: Global___TransactionResolution.ValueType
     """Commit or roll back."""
     @_builtins.property
     def half(self) -> Global___HalfRef:
         """The half message."""
 
+    @_builtins.property
+    def following_log_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For halves that follow each other in their queue and end alike: where the records of those behind the first stand in the log, in
+        order. The last eight digits of their transaction ids count on from the first one's, hexadecimal.
+        """
+
     def __init__(
         self,
         *,
         half: Global___HalfRef | None = ...,
         resolution: Global___TransactionResolution.ValueType = ...,
+        following_log_offsets: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["half", b"half"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["half", b"half", "resolution", b"resolution"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["following_log_offsets", b"following_log_offsets", "half", b"half", "resolution", b"resolution"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1012,7 +1020,7 @@ class EndTransactionsRequest(_message.Message):
     """The producer group that the halves were sent for."""
     @_builtins.property
     def ends(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransactionEnd]:
-        """At most 1,024, each half once."""
+        """At most 1,024 halves, each once."""
 
     def __init__(
         self,
@@ -1038,8 +1046,12 @@ class TransactionResult(_message.Message):
     QUEUE_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    FOLLOWING_LOG_OFFSETS_FIELD_NUMBER: _builtins.int
     message_id: _builtins.str
     """`<broker group>/<log offset>` of the committed message."""
+    count: _builtins.int
+    """How many halves of an end with several it is for; 0 = one. Committed ones follow each other in the queue."""
     @_builtins.property
     def error(self) -> _common_pb2.Error:
         """Set when the transaction has not ended so."""
@@ -1052,6 +1064,10 @@ class TransactionResult(_message.Message):
     def position(self) -> _common_pb2.Position:
         """Its position there; the generation is the queue's at this time."""
 
+    @_builtins.property
+    def following_log_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of committed messages behind the first: where their records stand in the log."""
+
     def __init__(
         self,
         *,
@@ -1059,10 +1075,12 @@ class TransactionResult(_message.Message):
         queue: _common_pb2.QueueRef | None = ...,
         position: _common_pb2.Position | None = ...,
         message_id: _builtins.str = ...,
+        count: _builtins.int = ...,
+        following_log_offsets: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "position", b"position", "queue", b"queue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "message_id", b"message_id", "position", b"position", "queue", b"queue"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "error", b"error", "following_log_offsets", b"following_log_offsets", "message_id", b"message_id", "position", b"position", "queue", b"queue"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1225,7 +1243,7 @@ class EndTransactionsResponse(_message.Message):
     RESULTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransactionResult]:
-        """One for each end, in their order."""
+        """One for each end, in their order; for an end with several halves one or more."""
 
     def __init__(
         self,

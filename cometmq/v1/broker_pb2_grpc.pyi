@@ -109,7 +109,7 @@ class BrokerServiceStub:
     own answer, given when what became of it is as safe as a message of its topic. Idempotent: an end that comes twice changes nothing, and is
     answered as before. Errors: GROUP_NAME_INVALID, INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item:
     TRANSACTION_NOT_FOUND (no such half), TRANSACTION_ENDED (it ended otherwise, or was given up), NO_PERMISSION (another group's half),
-    TOPIC_NOT_FOUND (a commit whose topic is gone), STORE_DAMAGED, INVALID_REQUEST; of one that ended long ago: FLOW_CONTROL (the key index
+    TOPIC_NOT_FOUND (a commit whose topic was deleted, also when one of its name is there now), STORE_DAMAGED, INVALID_REQUEST; of one that ended long ago: FLOW_CONTROL (the key index
     has not come so far), INDEX_DISABLED. Deadline 3 s.
     """
     CheckTransactions: _grpc.StreamStreamMultiCallable[_broker_pb2.CheckTransactionsRequest, _broker_pb2.CheckTransactionsResponse]
@@ -258,7 +258,7 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     own answer, given when what became of it is as safe as a message of its topic. Idempotent: an end that comes twice changes nothing, and is
     answered as before. Errors: GROUP_NAME_INVALID, INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item:
     TRANSACTION_NOT_FOUND (no such half), TRANSACTION_ENDED (it ended otherwise, or was given up), NO_PERMISSION (another group's half),
-    TOPIC_NOT_FOUND (a commit whose topic is gone), STORE_DAMAGED, INVALID_REQUEST; of one that ended long ago: FLOW_CONTROL (the key index
+    TOPIC_NOT_FOUND (a commit whose topic was deleted, also when one of its name is there now), STORE_DAMAGED, INVALID_REQUEST; of one that ended long ago: FLOW_CONTROL (the key index
     has not come so far), INDEX_DISABLED. Deadline 3 s.
     """
     CheckTransactions: _aio.StreamStreamMultiCallable[_broker_pb2.CheckTransactionsRequest, _broker_pb2.CheckTransactionsResponse]  # type: ignore[assignment]
@@ -464,7 +464,7 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         own answer, given when what became of it is as safe as a message of its topic. Idempotent: an end that comes twice changes nothing, and is
         answered as before. Errors: GROUP_NAME_INVALID, INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item:
         TRANSACTION_NOT_FOUND (no such half), TRANSACTION_ENDED (it ended otherwise, or was given up), NO_PERMISSION (another group's half),
-        TOPIC_NOT_FOUND (a commit whose topic is gone), STORE_DAMAGED, INVALID_REQUEST; of one that ended long ago: FLOW_CONTROL (the key index
+        TOPIC_NOT_FOUND (a commit whose topic was deleted, also when one of its name is there now), STORE_DAMAGED, INVALID_REQUEST; of one that ended long ago: FLOW_CONTROL (the key index
         has not come so far), INDEX_DISABLED. Deadline 3 s.
         """
 

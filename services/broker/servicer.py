@@ -342,7 +342,9 @@ class BrokerServicer(PopServicer):
         self._gate.check()
         ends = transaction_wire.ends(request.ends)
         answers = await self._transactions.end(request.producer_group, ends)
-        return transaction_wire.results(answers, self._identity.broker_group, self._reader)
+        counts = transaction_wire.counts_of(request.ends)
+        group = self._identity.broker_group
+        return transaction_wire.results(answers, counts, group, self._reader)
 
     async def CheckTransactions(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
         first = await context.read()

@@ -167,10 +167,10 @@ class WriterCore:
             self.core.retention.run(),
         ]
 
-    def _list_ended_halves(self) -> None:
+    async def _list_ended_halves(self) -> None:
         try:
             if not self.storage.sealed:
-                self.transactions.list_singly()
+                await self.transactions.list_singly()
         except (Shortage, StoreFailed) as error:
             log.warning(
                 "RocketMQ 4.9 would ask about ended halves", extra=fields(reason=str(error))
@@ -182,7 +182,7 @@ class WriterCore:
         """
         try:
             if not self.storage.failed:
-                self._list_ended_halves()
+                await self._list_ended_halves()
                 await self._state_writer.finish()
         finally:
             self.core.reader.close()

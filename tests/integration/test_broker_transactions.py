@@ -135,6 +135,81 @@ async def test_ends_of_what_is_no_half_are_refused(tmp_path: Path) -> None:
         assert isinstance(await refusal(broker.stub.EndTransactions(unnamed)), GroupNameInvalid)
 
 
+async def end_run(
+    broker: BrokerClient, run: Sequence[pb.HalfRef], how: pb.TransactionResolution.ValueType
+) -> list[tuple[str, int, int, list[str]]]:
+    """Halves that follow each other by one end: of each result the error's name, how many halves
+    it is for, the first one's offset, and the message ids.
+    """
+    following = [half.log_offset for half in run[1:]]
+    wanted = pb.TransactionEnd(half=run[0], resolution=how, following_log_offsets=following)
+    request = pb.EndTransactionsRequest(producer_group="P", ends=[wanted])
+    answer = await broker.stub.EndTransactions(request)
+    return [
+        (
+            one.error.name,
+            max(1, one.count),
+            one.position.offset,
+            [one.message_id, *(f"g1/{place}" for place in one.following_log_offsets)]
+            if one.message_id
+            else [],
+        )
+        for one in answer.results
+    ]
+
+
+async def test_halves_that_follow_each_other_end_by_one_name(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as broker:
+        await broker.put_topic("T", 2)
+        run = await send_halves(broker, *(b"%d" % number for number in range(6)))
+        assert await end(broker, (run[2], ROLLBACK)) == [(0, "")]
+        answers = await end_run(broker, run, COMMIT)
+        assert [(name, count, offset) for name, count, offset, _ in answers] == [
+            ("", 2, 0),
+            ("TRANSACTION_ENDED", 1, 0),
+            ("", 3, 2),
+        ]
+        assert await broker.bodies("T", 0) == [b"0", b"1", b"3", b"4", b"5"]
+        places = [one for _, _, _, some in answers for one in some]
+        found = [f"g1/{one.log_offset}" for one in await broker.read_queue("T", 0)]
+        assert places == found
+        assert await end_run(broker, run, COMMIT) == answers
+        assert [one[:2] for one in await end_run(broker, run, ROLLBACK)] == [
+            *[("TRANSACTION_ENDED", 1)] * 2,
+            ("", 1),
+            *[("TRANSACTION_ENDED", 1)] * 3,
+        ]
+        messages = [outgoing(b"a"), outgoing(b"b"), outgoing(b"c")]
+        for message, queue_id in zip(messages, (0, 1, 1), strict=True):
+            message.queue_id = queue_id
+        sent_to = (await broker.stub.Send(pb.SendRequest(messages=messages))).sent
+        both = await end_run(broker, [one.half for one in sent_to], COMMIT)
+        assert [one[1:3] for one in both] == [(1, 5), (2, 0)]
+        run = await send_halves(broker, b"x", b"y")
+        assert [one[:2] for one in await end_run(broker, run, ROLLBACK)] == [("", 2)]
+
+
+async def test_ends_of_several_halves_that_name_none_are_refused(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as broker:
+        await broker.put_topic("T", 1)
+        run = await send_halves(broker, b"a", b"b", b"c")
+        wrong = [run[0], changed(run[1], log_offset=run[1].log_offset + 1), run[2]]
+        names = [name for name, _, _, _ in await end_run(broker, wrong, COMMIT)]
+        assert names == ["", "TRANSACTION_NOT_FOUND", ""]
+        two = await send_halves(broker, b"d", b"e")
+        counted = await end_run(broker, [changed(two[0], transaction_id="0" * 34), two[1]], COMMIT)
+        assert [name for name, _, _, _ in counted] == ["TRANSACTION_NOT_FOUND"] * 2
+        for unique_id in ("", "0A", "x" * 34, "0" * 26 + "FFFFFFFF", "0" * 26 + "+0000001"):
+            first = pb.HalfRef(half_offset=1, log_offset=1, transaction_id=unique_id)
+            one = pb.TransactionEnd(half=first, resolution=COMMIT, following_log_offsets=[2])
+            request = pb.EndTransactionsRequest(producer_group="P", ends=[one])
+            assert isinstance(await refusal(broker.stub.EndTransactions(request)), InvalidRequest)
+        many = pb.TransactionEnd(half=run[1], resolution=COMMIT, following_log_offsets=range(1_024))
+        request = pb.EndTransactionsRequest(producer_group="P", ends=[many])
+        assert isinstance(await refusal(broker.stub.EndTransactions(request)), LimitExceeded)
+        assert await broker.bodies("T", 0) == [b"a", b"c"]
+
+
 PREFIX = halves.prefix(HalfForm("P"), "T", 0)
 
 

@@ -22,10 +22,12 @@ from cometmq.client import (
     TransactionState,
     sync,
 )
+from cometmq.client.sending.batcher import Batcher
 from cometmq.client.transactions.ends import TransactionEnds
 from cometmq.errors import (
     BodyTooLarge,
     ClientClosed,
+    CometError,
     ConfigInvalid,
     GroupNameInvalid,
     InvalidRequest,
@@ -261,6 +263,161 @@ async def test_ends_of_a_turn_travel_together(tmp_path: Path) -> None:
         assert await seen(broker) == [b"%04d" % n for n in range(200)]
 
 
+async def test_many_messages_of_a_transaction_are_sent_at_once(tmp_path: Path) -> None:
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        running_broker(tmp_path, namesrv=(namesrv,)) as broker,
+        TransactionProducer(namesrv, "P", commits_all) as producer,
+    ):
+        await broker.put_topic("T", 2)
+        bodies = [b"%04d" % number for number in range(1_000)]
+        batches: list[int] = []
+        taken = Batcher._next_segment
+
+        def noted(self: Batcher, batch: Any, slot: Any) -> Any:
+            batches.append(batch.sequence)
+            return taken(self, batch, slot)
+
+        async with producer.transaction() as one:
+            with mock.patch.object(Batcher, "_next_segment", noted):
+                receipts = await one.send_many([Message("T", body) for body in bodies])
+            last = await one.send(Message("T", b"last"))
+            assert len(batches) <= 4, "they travel together"
+            assert len(receipts) == 1_000
+            assert {receipt.queue_offset for receipt in receipts} == {-1}
+            assert await seen(broker) == []
+            assert len(broker.state.halves) == 1_001
+        assert await seen(broker) == sorted([*bodies, b"last"])
+        assert len(one.committed) == 1_001
+        queues = [await broker.read_queue("T", queue_id) for queue_id in range(2)]
+        ids = [*(receipt.unique_id for receipt in receipts), last.unique_id]
+        for place, unique_id in enumerate(ids):
+            its = one.committed[place]
+            found = queues[its.queue.queue_id][its.queue_offset]
+            assert found.unique_id == unique_id
+            assert its.message_id == f"g1/{found.log_offset}"
+        assert [one.committed[-1], one.committed[0]] == [
+            *one.committed[1_000:],
+            *one.committed[:1],
+        ]
+        with pytest.raises(IndexError):
+            one.committed[1_001]
+
+
+async def test_many_messages_go_where_each_alone_goes(tmp_path: Path) -> None:
+    """Those with keys, in an order of their own, and those that name a queue."""
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        running_broker(tmp_path, namesrv=(namesrv,)) as broker,
+        TransactionProducer(namesrv, "P", commits_all) as producer,
+    ):
+        await broker.put_topic("T", 4)
+        messages = [
+            Message(
+                "T",
+                b"%03d" % n,
+                sharding_key=f"k{n % 7}" if n % 3 == 0 else "",
+                queue=QueueRef("T", 2) if n % 50 == 1 else None,
+                tag="A" if n % 2 else "",
+                properties={"n": str(n)},
+            )
+            for n in range(300)
+        ]
+        one = producer.transaction()
+        await one.send_many(messages[:100])
+        await one.send_many(message for message in messages[100:])
+        assert await one.send_many([]) is not None
+        await one.commit()
+        for message, its in zip(messages, one.committed, strict=True):
+            found = (await broker.read_queue("T", its.queue.queue_id))[its.queue_offset]
+            assert (found.plain_body, found.tag) == (message.body, message.tag)
+            assert found.properties["n"] == message.properties["n"]
+            if message.sharding_key and message.queue is None:
+                alone = await producer.send_and_wait(
+                    Message("T", b"x", sharding_key=message.sharding_key)
+                )
+                assert its.queue.queue_id == alone.queue.queue_id
+            if message.queue is not None:
+                assert its.queue.queue_id == 2
+
+
+async def test_a_bad_message_among_many_rolls_all_back(tmp_path: Path) -> None:
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        running_broker(tmp_path, namesrv=(namesrv,)) as broker,
+        TransactionProducer(namesrv, "P", commits_all) as producer,
+    ):
+        await broker.put_topic("T", 2)
+        good = [Message("T", b"%d" % n) for n in range(20)]
+        for bad in (
+            Message("T", bytes(5 << 20)),
+            Message("T", b"x", delay_ms=1_000),
+            Message("T", b"x", wait_store=False),
+            "no message",
+        ):
+            with pytest.raises(CometError):
+                async with producer.transaction() as one:
+                    await one.send_many([*good, bad, *good])  # type: ignore[list-item]
+            assert not one.committed
+            assert len(broker.state.halves) == 0
+        full = producer.transaction()
+        for too_many in (3, [*good] * 52):
+            with pytest.raises(InvalidRequest):
+                await full.send_many(too_many)  # type: ignore[arg-type]
+        await full.send_many([*good] * 51)
+        with pytest.raises(InvalidRequest):
+            await full.send_many(good)
+        await full.rollback()
+        with pytest.raises(InvalidRequest):
+            await full.send_many(good)
+        assert await seen(broker) == []
+        assert len(broker.state.halves) == 0
+
+
+async def test_halves_of_many_transactions_and_plain_messages_share_batches(tmp_path: Path) -> None:
+    """The C extension takes what is like the message before; the others go their own way."""
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        running_broker(tmp_path, namesrv=(namesrv,)) as broker,
+        TransactionProducer(namesrv, "P", commits_all) as producer,
+    ):
+        await broker.put_topic("T", 2)
+        await broker.put_topic("U", 2)
+        wanted: Counter[tuple[str, bytes]] = Counter()
+        dropped = 0
+
+        async def one(number: int) -> None:
+            nonlocal dropped
+            immunity_s = 60 if number % 5 == 0 else 0
+            topic = "U" if number % 4 == 0 else "T"
+            body = b"%d" % number
+            its = producer.transaction(check_immunity_s=immunity_s)
+            await its.send(
+                Message(topic, body, queue=QueueRef(topic, 1) if number % 9 == 0 else None)
+            )
+            await producer.send_and_wait(Message("T", b"plain"))
+            wanted["T", b"plain"] += 1
+            if number % 3:
+                wanted[topic, body] += 1
+                [committed] = await its.commit()
+                found = await broker.read_queue(topic, committed.queue.queue_id)
+                assert found[committed.queue_offset].plain_body == body
+            else:
+                dropped += 1
+                await its.rollback()
+
+        for _ in range(2):  # the second time the routes are known
+            await asyncio.gather(*(one(number) for number in range(200)))
+        assert dropped == 134
+        found: Counter[tuple[str, bytes]] = Counter()
+        for topic in "TU":
+            found.update((topic, body) for body in await seen(broker, topic))
+        assert found == wanted
+        assert len(broker.state.halves) == 0
+        table = broker.state.halves
+        assert table.end == 400
+
+
 async def test_a_broker_that_dies_in_between_neither_loses_nor_repeats(tmp_path: Path) -> None:
     quick = ProducerOptions(answer_timeout_ms=500, retry_backoff_max_ms=100)
     async with (
@@ -272,18 +429,20 @@ async def test_a_broker_that_dies_in_between_neither_loses_nor_repeats(tmp_path:
             first = producer.transaction()
             await first.send(Message("T", b"a"))
             second = producer.transaction()
-            await second.send(Message("T", b"b"))
+            await second.send_many([Message("T", b"b%d" % n) for n in range(9)])
             await first.commit()
             broker.crash()
         committing = asyncio.create_task(second.commit())
         async with running_broker(tmp_path, namesrv=(namesrv,), **QUICK) as broker:
             await committing
-            await until_async(lambda: _are_seen(broker, [b"a", b"b"]))
+            some = [b"a", *(b"b%d" % n for n in range(9))]
+            await until_async(lambda: _are_seen(broker, some))
+            assert len(second.committed) == 9
             assert len(broker.state.halves) == 0
             third = producer.transaction()
             await third.send(Message("T", b"c"))
             await until(lambda: not len(broker.state.halves))  # the new writer asks
-            assert await seen(broker) == [b"a", b"b", b"c"]
+            assert await seen(broker) == [*some, b"c"]
 
 
 async def _are_seen(broker: BrokerClient, bodies: list[bytes]) -> bool:
@@ -360,7 +519,7 @@ async def test_without_asyncio(tmp_path: Path) -> None:
             with sync.TransactionProducer(namesrv, "P", Listener()) as producer:
                 with producer.transaction() as one:
                     one.send(Message("T", b"a"))
-                    one.send(Message("T", b"b"))
+                    one.send_many([Message("T", b"b"), Message("T", b"b2")])
                 with suppress(RuntimeError), producer.transaction() as two:
                     two.send(Message("T", b"c"))
                     raise RuntimeError
@@ -374,8 +533,8 @@ async def test_without_asyncio(tmp_path: Path) -> None:
                 four.rollback()
                 return len(one.committed)
 
-        assert await asyncio.to_thread(work) == 2
-        assert await seen(broker) == [b"a", b"b", b"d"]
+        assert await asyncio.to_thread(work) == 3
+        assert await seen(broker) == [b"a", b"b", b"b2", b"d"]
         assert len(broker.state.halves) == 1
 
 
@@ -465,7 +624,13 @@ async def test_hooks_see_messages_of_transactions(tmp_path: Path) -> None:
             await one.send(Message("T", b"a"))
         with pytest.raises(InvalidRequest):
             await sent_and_raised(producer, Message("T", b"b", delay_level=1))
-    assert noted.told == [("before", b"a"), ("after", b"a"), ("before", b"b"), ("failed", b"b")]
+        assert noted.told == [("before", b"a"), ("after", b"a"), ("before", b"b"), ("failed", b"b")]
+        noted.told.clear()
+        async with producer.transaction() as many:
+            await many.send_many([Message("T", b"c"), Message("T", b"d")])
+    assert sorted(noted.told) == [
+        (when, body) for when in ("after", "before") for body in (b"c", b"d")
+    ]
 
 
 async def test_what_transactions_leave_reads_by_the_documents(tmp_path: Path) -> None:

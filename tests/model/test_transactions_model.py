@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from prometheus_client import CollectorRegistry
 
-from cometmq.errors import SlaveNotAvailable, TransactionEnded
+from cometmq.errors import SlaveNotAvailable, TopicNotFound, TransactionEnded
 from cometmq.format import halves, queueunit, record
 from cometmq.format.halves import GIVEN_UP_TOPIC, HALF_TOPIC, HalfForm
 from cometmq.member.metrics import MemberMetrics
@@ -85,7 +85,7 @@ class Asking(RuleBasedStateMachine):
         group = self.open.pop(offset)
         self.owed.pop(offset, None)
         self.table.close(offset, EndedHalf(offset * 100, group))
-        self.board.closed(offset, group)
+        self.board.closed([offset], group)
         self.table.told(offset + 1, [offset])
 
     @rule(group=st.sampled_from(GROUPS))
@@ -205,12 +205,49 @@ def test_checks_are_gathered_in_pieces_while_halves_are_asked_about() -> None:
 
 def test_entries_of_ended_halves_are_forgotten_in_time() -> None:
     table = HalfTable()
+    most = 0
     for offset in range(150_000):
-        table.add(offset, (offset, 1, "P"), 3_600.0)
+        before = table._due_count
+        table.add(offset, (offset, 1, "P"), 3_600.0 + offset % 7)
+        assert before - table._due_count <= 1_024, "few are looked through at a time"
         table.close(offset, EndedHalf(offset, "P"))
+        most = max(most, table._due_count)
         table.validate() if offset % 30_000 == 0 else None
-    assert table._due_count <= 70_000
+    assert most <= 90_000
     table.validate()
+
+
+def test_entries_are_forgotten_while_others_are_open_and_come_due() -> None:
+    """What is open is looked at when its time comes, wherever its entry was moved to."""
+    source = random.Random(1)
+    table = HalfTable()
+    model: dict[int, float] = {}
+    for first in range(0, 300_000, 500):
+        due_s = float(source.randrange(first // 1_000, first // 1_000 + 400))
+        table.add_run(first, [(at, 1, "P") for at in range(first, first + 500)], due_s)
+        model |= dict.fromkeys(range(first, first + 500), due_s)
+        ended = {at: EndedHalf(at, "P") for at in range(first, first + 500) if at % 50}
+        table.close_all(ended)
+        for at in ended:
+            del model[at]
+        now_s = first / 1_000
+        while found := table.take_due(now_s, 1_000):
+            for at in found:
+                assert model.pop(at) <= now_s
+        assert min(model.values(), default=now_s + 1) > now_s
+    assert table._due_count <= 2 * len(table) + 100_000
+    table.validate()
+
+
+def test_halves_that_ended_among_open_ones_come_in_pieces_from_the_last_on() -> None:
+    table = HalfTable()
+    table.add_run(0, [(at, 1, "P") for at in range(50_000)], 6.0)
+    ended = {at: EndedHalf(at, "P") for at in range(50_000) if at % 3}
+    table.close_all(ended)
+    pieces = list(table.ended_among_open(10_000))
+    assert len(pieces) > 1
+    assert [at for piece in pieces for at in piece] == sorted(ended, reverse=True)[:10_000]
+    assert sum(map(len, table.ended_among_open(100_000))) == len(ended)
 
 
 # --- a writer -------------------------------------------------------------------------------------
@@ -242,15 +279,20 @@ class Story:
         self.committed: set[str] = set()
         self.gone: set[str] = set()  # rolled back, or given up
         self.count = 0
+        # Behind the properties of a half; without it each is looked at alone.
+        self.separators = ["\x02", "\x02", ""]
 
     async def send(self, parts: Parts) -> None:
         queue_id, count = self.source.randrange(2), self.source.choice([1, 1, 3, 40])
         prefix = halves.prefix(HalfForm("P"), "T", queue_id)
         ids = [f"{self.count + n:08X}" for n in range(count)]
         self.count += count
+        ends = [self.source.choice(self.separators) for _ in ids]
         records = [
-            encoded(HALF_TOPIC, 0, one.encode(), properties=prefix + f"UNIQ_KEY\x01{one}".encode())
-            for one in ids
+            encoded(
+                HALF_TOPIC, 0, one.encode(), properties=prefix + f"UNIQ_KEY\x01{one}{end}".encode()
+            )
+            for one, end in zip(ids, ends, strict=True)
         ]
         claim = Claim("T", queue_id, count, 0, True, HalfForm("P"))
         accepted = await parts.produce.take(b"".join(records), [claim], HOST)
@@ -264,7 +306,8 @@ class Story:
         """Some ends, some of them twice, some of them opposite to what became of the half."""
         if not self.open:
             return
-        names = self.source.sample(sorted(self.open), min(len(self.open), 5))
+        count = self.source.choice([5, 5, 40])
+        names = self.source.sample(sorted(self.open), min(len(self.open), count))
         wanted = [self.source.choice([COMMIT, ROLLBACK]) for _ in names]
         ends = [End(self.open[n], how) for n, how in zip(names, wanted, strict=True)]
         if answering is not None:
@@ -376,12 +419,14 @@ async def test_each_half_ends_once_whatever_ends_the_writer(tmp_path: Path, seed
 
 
 @pytest.mark.parametrize("kept", range(4))
+@pytest.mark.parametrize("separator", ["\x02", ""])
 async def test_a_crash_inside_the_append_of_an_end_ends_each_half_once(
-    tmp_path: Path, kept: int
+    tmp_path: Path, kept: int, separator: str
 ) -> None:
     """The log keeps some of the records that one call made: the op record comes last."""
     clock = WallClock()
     story = Story(random.Random(1))
+    story.separators = [separator]
     async with life(tmp_path / "s", clock, clean=True) as (member, parts):
         while len(story.open) < 4:
             await story.send(parts)
@@ -452,6 +497,47 @@ async def test_a_damaged_half_stops_no_other_one(tmp_path: Path) -> None:
         assert isinstance(answers[1], TransactionEnded)
         assert isinstance(answers[0], EndedHalf)
         assert isinstance(answers[2], EndedHalf)
+
+
+async def test_a_half_of_a_deleted_topic_is_not_committed_into_a_new_one(tmp_path: Path) -> None:
+    """Also after a crash; it can be rolled back, and it hinders nothing else."""
+    clock = WallClock()
+    story = Story(random.Random(5))
+    async with life(tmp_path / "s", clock, clean=False) as (member, parts):
+        while len(story.open) < 60:
+            await story.send(parts)
+        old = sorted(story.open)
+        await member.on_disk()
+        await member.keeper.drop_topic("T")
+        await member.put("T", 2)
+        while len(story.open) < len(old) + 40:
+            await story.send(parts)
+        new = sorted(story.open.keys() - set(old))
+        both = [
+            End(story.open[name], COMMIT) for pair in zip(old, new, strict=False) for name in pair
+        ]
+        answers = await parts.service.end("P", both)
+        assert {type(one) for one in answers[::2]} == {TopicNotFound}
+        assert all(isinstance(one, EndedHalf) and one.is_committed for one in answers[1::2])
+        taken = {end.half.transaction_id for end in both[1::2]}
+    async with life(tmp_path / "s", clock, clean=True) as (member, parts):
+        assert {one.unique_id for q in range(2) for one in _records(member, "T", q)} == taken
+        again = await parts.service.end("P", [End(story.open[name], COMMIT) for name in old])
+        assert {type(one) for one in again} == {TopicNotFound}
+        await parts.service.give_up([story.open[name].half_offset for name in old[:5]], "test")
+        rest = [End(story.open[name], ROLLBACK) for name in old[5:]]
+        rolled_back = await parts.service.end("P", rest)
+        assert all(isinstance(one, EndedHalf) and not one.is_committed for one in rolled_back)
+        assert member.state.halves.dropped
+        left = [End(story.open[name], COMMIT) for name in new if name not in taken]
+        assert not left or all(
+            isinstance(one, EndedHalf) for one in await parts.service.end("P", left)
+        )
+        assert member.state.halves.progress.floor == story.count
+        assert not member.state.halves.dropped, "all halves of then have ended"
+    async with life(tmp_path / "s", clock, clean=True) as (member, parts):
+        assert not member.state.halves.dropped
+        assert len(member.state.halves) == 0
 
 
 def _flip(folder: Path, log_offset: int) -> None:

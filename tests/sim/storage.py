@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cometmq.clock import Clock
 from cometmq.errors import BrokerDraining, SlaveNotAvailable
@@ -124,21 +124,35 @@ class Storage:
         return self._append(drafts, union(demands[one.topic] for one in relayed))
 
     def append_relay_run(
-        self, run: RelayRun, demands: Mapping[str, DurabilityClass], store_host: bytes
+        self,
+        run: RelayRun,
+        demands: Mapping[str, DurabilityClass],
+        store_host: bytes,
+        behind: Sequence[Any] = (),
     ) -> Ticket:
-        """The same, of many records at once; the answer has an entry for each queue."""
+        """The same, of many records at once and of some behind them; the answer has an entry for
+        each queue, and for each record behind.
+        """
+        flags = run.transaction_flags
         relayed = [
-            relay(record.decode(run.sources, place), *run.queues[index], store_host)
+            relay(
+                record.decode(run.sources, place),
+                *run.queues[index],
+                store_host,
+                transaction_flags=flags,
+            )
             for place, index in zip(run.places, run.chosen, strict=True)
         ]
-        ticket = self.append_relayed(relayed, demands, store_host)
+        ticket = self.append_relayed([*relayed, *behind], demands, store_host)
         sizes = [0] * len(run.queues)
         for one, index in zip(relayed, run.chosen, strict=True):
             sizes[index] += one.size_bytes
         firsts = [
             ticket.appended.queue_offsets[run.chosen.index(index)] for index in range(len(sizes))
         ]
-        appended = ticket.appended._replace(queue_offsets=firsts, segment_bytes=sizes)
+        last = ticket.appended.queue_offsets[len(relayed) :]
+        sizes += [one.size_bytes for one in behind]
+        appended = ticket.appended._replace(queue_offsets=[*firsts, *last], segment_bytes=sizes)
         return ticket._replace(appended=appended)
 
     def _append(self, drafts: Sequence[Draft], demands: DurabilityClass) -> Ticket:

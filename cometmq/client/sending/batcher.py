@@ -38,7 +38,17 @@ class Buffer:
     single message costs nothing more.
     """
 
-    __slots__ = ("batch_count", "bytes_max", "count", "count_max", "limit", "room", "runs", "used")
+    __slots__ = (
+        "batch_count",
+        "bytes_max",
+        "count",
+        "count_max",
+        "half_runs",
+        "limit",
+        "room",
+        "runs",
+        "used",
+    )
 
     def __init__(self, bytes_max: int, count_max: int) -> None:
         self.bytes_max = bytes_max
@@ -52,6 +62,13 @@ class Buffer:
         # The open runs, by topic: messages may go there without another look. A run that has ended
         # may still be here; it takes none.
         self.runs: dict[str, OpenRun] = {}
+        # The same of halves, by topic and form, with the run's broker group.
+        self.half_runs: dict[tuple[str, HalfForm], tuple[OpenRun, str]] = {}
+
+    def forget_runs(self) -> None:
+        """Messages need another look."""
+        self.runs.clear()
+        self.half_runs.clear()
 
     def closed(self, size: int, count: int) -> None:
         """A batch of so many bytes and messages takes no more."""
@@ -61,7 +78,7 @@ class Buffer:
         if self.count >= self.count_max:
             self.limit = 0
         if self.used >= self.limit:
-            self.runs.clear()
+            self.forget_runs()
 
     def release(self, size: int, count: int) -> None:
         self.used -= size
@@ -329,7 +346,11 @@ class Batcher:
         messages = MessageRange(each, 0, 0)
         batch.waiters.append(messages)
         self._run = run, messages
-        self._buffer.runs[form.topic] = run
+        if slot.stored.half is None:
+            self._buffer.runs[form.topic] = run
+        else:
+            key = form.topic, slot.stored.half
+            self._buffer.half_runs[key] = run, slot.queue.broker_group
 
     def end_run(self) -> None:
         """The open batch and the encoder are as if its messages had come by :meth:`put`."""

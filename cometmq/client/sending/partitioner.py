@@ -14,6 +14,7 @@ from cometmq.client.sending.batcher import Slot
 from cometmq.client.sending.broker_sender import QueueWriter
 from cometmq.client.sending.send_many import SendMany
 from cometmq.errors import QueueNotFound
+from cometmq.format.halves import HalfForm
 from cometmq.model import Message, QueueRef
 
 KEYS_MAX = 4096  # sharding keys of a topic whose queues are known
@@ -181,17 +182,30 @@ class StickyPartitioner:
             return 0
         return writer.sender.batcher.extend(messages, at, writer, many, count=end - at)
 
-    def extend(self, messages: list[Message], at: int, many: SendMany) -> int:
+    def extend(
+        self,
+        messages: list[Message],
+        at: int,
+        many: SendMany,
+        half: tuple[HalfForm, str] | None = None,
+    ) -> int:
         """Sends messages from ``at`` on to the queue of the ones before, as long as they go the
-        same way without another look; how many. The next one is for :meth:`put`.
+        same way without another look; how many. The next one is for :meth:`put`. ``half``: in this
+        form, if the queue is of this broker group.
         """
         if has_key(messages[at]):
             return 0
         writer = self.now
         if writer is None or self.batch is None or writer.sender.batcher.open is not self.batch:
             return 0
+        slot: Slot = writer
+        if half is not None:
+            form, broker_group = half
+            if writer.queue.broker_group != broker_group:
+                return 0
+            slot = writer.of_half(form)
         batcher = writer.sender.batcher
-        count = batcher.extend(messages, at, writer, many, count=len(messages) - at)
+        count = batcher.extend(messages, at, slot, many, count=len(messages) - at)
         if batcher.open is not self.batch:  # it was closed
             self.batch = None
         return count

@@ -101,6 +101,15 @@ class SendReceipts(Sequence[SendReceipt]):
         if errors:
             raise errors[min(errors)]
 
+    def pieces(self) -> Iterator[tuple[StoredRun, int, int]]:
+        """Where the messages are that were stored: a run, the index of the first one there, and how
+        many of them follow each other.
+        """
+        ends = [*self._firsts[1:], self._count]
+        for (first, run, index), end in zip(self._runs, ends, strict=False):
+            failed = [place for place in self._errors if first <= place < end]
+            yield run, index, min([end, *failed]) - first
+
     def __len__(self) -> int:
         return self._count
 

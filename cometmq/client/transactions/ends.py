@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from cometmq.client.cluster.connections import Connections
 from cometmq.client.cluster.routes import RouteWatcher
+from cometmq.client.messages import StoredRun
 from cometmq.client.namespaces import Namespace
+from cometmq.client.transactions.receipts import Ended, Halves
 from cometmq.clock import Clock
 from cometmq.errors import ClientClosed, CometError, PeerUnavailable, Retry, SendTimeout
 from cometmq.rpc.interceptors import from_proto
@@ -23,7 +25,7 @@ from cometmq.v1 import broker_pb2
 
 ENDS_PER_CALL_MAX = 1_024
 
-Results = list["broker_pb2.TransactionResult | CometError"]
+Outcomes = list["Ended | CometError"]
 Resolution = broker_pb2.TransactionResolution
 
 _log = logger(__name__)
@@ -32,8 +34,10 @@ _log = logger(__name__)
 class _Wanted(NamedTuple):
     """One transaction's halves at a broker group, and who waits for what becomes of them."""
 
-    ends: list[broker_pb2.TransactionEnd]
-    decided: asyncio.Future[Results]
+    halves: Sequence[Halves]
+    size: int
+    resolution: Resolution.ValueType
+    decided: asyncio.Future[Outcomes]
     deadline_s: float
 
 
@@ -66,25 +70,23 @@ class TransactionEnds:
         self._sending: set[str] = set()  # broker groups with a call on its way
         self._is_closed = False
 
-    async def end(
-        self,
-        broker_group: str,
-        halves: Sequence[broker_pb2.HalfRef],
-        resolution: Resolution.ValueType,
-    ) -> Results:
-        """What became of the halves of one transaction, in their order. SendTimeout: it is not
-        known; ClientClosed; else what the whole call is refused with.
+    def end(
+        self, broker_group: str, halves: Sequence[Halves], resolution: Resolution.ValueType
+    ) -> asyncio.Future[Outcomes]:
+        """What becomes of the halves of one transaction, in their order. The future raises
+        SendTimeout: it is not known; ClientClosed; else what the whole call is refused with.
         """
         if self._is_closed:
             raise _closed()
-        ends = [broker_pb2.TransactionEnd(half=half, resolution=resolution) for half in halves]
-        decided: asyncio.Future[Results] = asyncio.get_running_loop().create_future()
+        decided: asyncio.Future[Outcomes] = asyncio.get_running_loop().create_future()
         deadline_s = self._clock.monotonic_s() + self._patience_s
-        self._waiting.setdefault(broker_group, []).append(_Wanted(ends, decided, deadline_s))
+        size = sum([one.size for one in halves])
+        wanted = _Wanted(halves, size, resolution, decided, deadline_s)
+        self._waiting.setdefault(broker_group, []).append(wanted)
         if broker_group not in self._sending:
             self._sending.add(broker_group)
             self._tasks.start(self._send(broker_group), f"end at {broker_group}")
-        return await decided
+        return decided
 
     def close(self) -> None:
         """What was not answered is not tried any more."""
@@ -108,7 +110,7 @@ class TransactionEnds:
         waiting = self._waiting.get(broker_group, [])
         count, taken = 0, 0
         for wanted in waiting:
-            count += len(wanted.ends)
+            count += wanted.size
             if count > ENDS_PER_CALL_MAX:
                 break
             taken += 1
@@ -121,15 +123,14 @@ class TransactionEnds:
         try:
             while some:
                 try:
-                    results = await self._call(broker_group, some)
+                    outcomes = await self._call(broker_group, some)
                 except CometError as error:
                     some = self._left(broker_group, some, self._namespace.strip(error))
                     if some:
                         self._routes.doubt(broker_group)
                         await self._routes.wait_change(backoff.next_s())
                     continue
-                for wanted in some:
-                    mine, results = results[: len(wanted.ends)], results[len(wanted.ends) :]
+                for wanted, mine in zip(some, outcomes, strict=True):
                     if not wanted.decided.done():
                         wanted.decided.set_result(mine)
                 return
@@ -157,19 +158,100 @@ class TransactionEnds:
                 )
         return [wanted for wanted in some if not wanted.decided.done()]
 
-    async def _call(self, broker_group: str, some: Sequence[_Wanted]) -> Results:
+    async def _call(self, broker_group: str, some: Sequence[_Wanted]) -> list[Outcomes]:
+        """What became of the halves of each transaction."""
         writer = self._routes.require_writer(broker_group)
+        numbers, pieces = _in_order(some)
         request = broker_pb2.EndTransactionsRequest(
-            producer_group=self._wire_group, ends=[one for wanted in some for one in wanted.ends]
+            producer_group=self._wire_group, ends=_ends(pieces)
         )
         stub = self._connections.broker(writer.address)
         response = await ask(stub.EndTransactions, request, self._timeout_s)
-        if len(response.results) != len(request.ends):
+        count = sum([halves.size for _, halves in pieces])
+        if sum([max(1, result.count) for result in response.results]) != count:
             raise PeerUnavailable("The broker's answer does not fit the ends.")
-        return [
-            self._namespace.strip(from_proto(one.error)) if one.HasField("error") else one
-            for one in response.results
-        ]
+        outcomes: list[Outcomes] = [[] for _ in some]
+        cut = _cut(response.results, [halves.size for _, halves in pieces])
+        for number, mine in zip(numbers, cut, strict=True):
+            outcomes[number] += [
+                self._namespace.strip(from_proto(one.result.error))
+                if one.result.HasField("error")
+                else one
+                for one in mine
+            ]
+        return outcomes
+
+
+_Piece = tuple["Resolution.ValueType", Halves]
+
+
+def _in_order(some: Sequence[_Wanted]) -> tuple[list[int], list[_Piece]]:
+    """All halves, those that are neighbours and end alike one behind the other; before that, the
+    number of the transaction of each. Those of one transaction keep their order.
+    """
+    pieces = [
+        (number, wanted.resolution, halves)
+        for number, wanted in enumerate(some)
+        for halves in wanted.halves
+    ]
+    if all(len(wanted.halves) == 1 for wanted in some):
+        pieces.sort(key=_place)
+    return [number for number, _, _ in pieces], [(how, halves) for _, how, halves in pieces]
+
+
+def _place(piece: tuple[int, Resolution.ValueType, Halves]) -> tuple[int, int]:
+    _, resolution, (run, first, _) = piece
+    return resolution, run.queue_offset + first
+
+
+def _ends(pieces: Sequence[_Piece]) -> Iterator[broker_pb2.TransactionEnd]:
+    """As few as there are runs of halves that end alike."""
+    run: StoredRun | None = None
+    first = end = how = 0
+    for resolution, halves in pieces:
+        if halves.run is run and halves.first == end and resolution == how:
+            end += halves.size
+            continue
+        if run is not None:
+            yield _end(run, first, end, how)
+        run, first, _ = halves
+        end, how = first + halves.size, resolution
+    if run is not None:
+        yield _end(run, first, end, how)
+
+
+def _end(run: StoredRun, first: int, end: int, resolution: int) -> broker_pb2.TransactionEnd:
+    at, log_offset = run.first + first, run.log_offset
+    following = run.starts[at + 1 : at + end - first]
+    half = broker_pb2.HalfRef(
+        half_offset=run.queue_offset + first,
+        log_offset=log_offset + run.starts[at],
+        transaction_id=f"{run.id_stream}{run.first_counter + first:08X}",
+    )
+    return broker_pb2.TransactionEnd(
+        half=half,
+        resolution=Resolution.ValueType(resolution),
+        following_log_offsets=[log_offset + start for start in following],
+    )
+
+
+def _cut(
+    results: Sequence[broker_pb2.TransactionResult], counts: Sequence[int]
+) -> Iterator[list[Ended]]:
+    """The results of the first so many halves, the next so many, and so on."""
+    left = iter(results)
+    result, used, has = broker_pb2.TransactionResult(), 0, 0
+    for count in counts:
+        mine: list[Ended] = []
+        while count:
+            if used == has:
+                result, used = next(left), 0
+                has = max(1, result.count)
+            taken = min(count, has - used)
+            mine.append(Ended(result, used, taken))
+            used += taken
+            count -= taken
+        yield mine
 
 
 def _closed() -> ClientClosed:

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import Future
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -19,6 +20,7 @@ from cometmq.client.producer import Producer
 from cometmq.client.received import ReceivedMessage
 from cometmq.client.sending.broker_sender import QueueWriter
 from cometmq.client.sending.partitioner import StickyPartitioner
+from cometmq.client.sending.send_many import SendMany, SendReceipts
 from cometmq.client.transactions.checks import (
     ROCKETMQ_STATES,
     Check,
@@ -28,8 +30,10 @@ from cometmq.client.transactions.checks import (
     state_of,
 )
 from cometmq.client.transactions.ends import TransactionEnds
+from cometmq.client.transactions.receipts import CommitReceipt, CommitReceipts, Ended, Halves
 from cometmq.clock import Clock
 from cometmq.errors import (
+    ClientClosed,
     CometError,
     ConfigInvalid,
     InvalidRequest,
@@ -37,6 +41,7 @@ from cometmq.errors import (
 )
 from cometmq.format.halves import HalfForm
 from cometmq.model import IMMUNITY_S_MAX, Message, QueueRef, check_texts
+from cometmq.native.interface import OpenRun
 from cometmq.telemetry import fields, logger
 from cometmq.v1 import broker_pb2
 
@@ -60,15 +65,6 @@ class TransactionListener(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class CommitReceipt:
-    """The place where consumers find a committed message."""
-
-    message_id: str
-    queue: QueueRef
-    queue_offset: int
-
-
-@dataclass(frozen=True, slots=True)
 class TransactionResult:
     """The outcome of one :meth:`TransactionProducer.send_in_transaction`.
     ``committed`` None: consumers do not see it, or not yet (``UNKNOWN``).
@@ -84,12 +80,26 @@ class Transaction:
     the block commits; an exception rolls back. All messages go to one broker group.
     """
 
+    __slots__ = (
+        "_broker_group",
+        "_count",
+        "_failed",
+        "_form",
+        "_producer",
+        "_sent",
+        "_sent_count",
+        "_state",
+        "committed",
+    )
+
     def __init__(self, producer: TransactionProducer, form: HalfForm) -> None:
-        self.committed: list[CommitReceipt] = []  # in the order of sending, once it is committed
+        # In the order of sending, once it is committed.
+        self.committed: Sequence[CommitReceipt] = ()
         self._producer = producer
         self._form = form
         self._broker_group = ""  # "" until the first message has one
-        self._sent: list[SendReceipt] = []
+        self._sent: list[Halves] = []
+        self._sent_count = 0
         self._count = 0
         self._failed: BaseException | None = None  # why a message was not stored
         self._state: TransactionState | None = None  # as it has ended
@@ -100,26 +110,54 @@ class Transaction:
         back. InvalidRequest: it has ended, the message has a delay or does not wait to be stored,
         or the transaction has 1,024 messages.
         """
-        if self._state is not None:
-            raise InvalidRequest("The transaction has ended.")
-        if self._count >= MESSAGES_MAX:
-            raise InvalidRequest(f"A transaction has at most {MESSAGES_MAX} messages.")
+        self._check_room(1)
         self._count += 1
         try:
-            receipt = await (await self._producer._send_half(message, self))
+            future = self._producer._half_at_once(message, self)
+            if future is None:
+                future = await self._producer._send_half(message, self)
+            receipt = await future
         except BaseException as error:  # a cancellation, too: it may be stored
             self._failed = self._failed or error
             raise
-        self._sent.append(receipt)
+        self._sent.append(Halves(*place_of(receipt), 1))
+        self._sent_count += 1
         return receipt
 
-    async def commit(self) -> list[CommitReceipt]:
+    async def send_many(self, messages: Iterable[Message]) -> SendReceipts:
+        """As :meth:`send` for each of the messages, at most 1,024 with those before, and faster.
+        Raises the first error, and sends none behind it. InvalidRequest, before any is sent: what
+        is no iterable, too many. The messages with sharding keys go where :meth:`send` sends them.
+        """
+        if not isinstance(messages, Iterable):
+            raise InvalidRequest(f"send_many takes messages, not {type(messages).__name__}.")
+        some = list(islice(messages, MESSAGES_MAX + 1))
+        self._check_room(len(some))
+        self._count += len(some)
+        try:
+            receipts = await (await self._producer._send_halves(some, self))
+            pieces = [Halves(*piece) for piece in receipts.pieces()]
+            self._sent += pieces  # also beside a failed one: they are rolled back
+            self._sent_count += sum([piece.size for piece in pieces])
+            receipts.raise_first_error()
+        except BaseException as error:
+            self._failed = self._failed or error
+            raise
+        return receipts
+
+    def _check_room(self, count: int) -> None:
+        if self._state is not None:
+            raise InvalidRequest("The transaction has ended.")
+        if self._count + count > MESSAGES_MAX:
+            raise InvalidRequest(f"A transaction has at most {MESSAGES_MAX} messages.")
+
+    async def commit(self) -> Sequence[CommitReceipt]:
         """Consumers get all messages. Raises what a failed :meth:`send` raised, after a rollback;
         InvalidRequest, after a rollback: a send has not ended; SendTimeout: no broker has answered,
         and the checks decide; TransactionEnded.
         """
         self._check_open()
-        if self._failed is None and len(self._sent) < self._count:
+        if self._failed is None and self._sent_count < self._count:
             self._failed = InvalidRequest(
                 "A message of the transaction is still being sent: wait for it before the commit."
             )
@@ -129,12 +167,8 @@ class Transaction:
                 raise self._failed
             raise InvalidRequest("A message of the transaction was not stored.") from self._failed
         self._state = TransactionState.COMMIT
-        results = await self._end(broker_pb2.TRANSACTION_RESOLUTION_COMMIT)
-        shown = self._producer._shown_queue
-        self.committed = [
-            CommitReceipt(one.message_id, shown(one, self._broker_group), one.position.offset)
-            for one in results
-        ]
+        ended = await self._end(broker_pb2.TRANSACTION_RESOLUTION_COMMIT)
+        self.committed = CommitReceipts(ended, self._broker_group, self._producer._namespace.shown)
         return self.committed
 
     async def rollback(self) -> None:
@@ -154,19 +188,16 @@ class Transaction:
         if self._state is not None:
             raise InvalidRequest("The transaction has ended.")
 
-    async def _end(
-        self, resolution: broker_pb2.TransactionResolution.ValueType
-    ) -> list[broker_pb2.TransactionResult]:
+    async def _end(self, resolution: broker_pb2.TransactionResolution.ValueType) -> list[Ended]:
         """Raises the first error; the broker has decided about all messages then."""
         if not self._sent:
             return []
-        halves = [_half_of(receipt) for receipt in self._sent]
-        results = await self._producer._ends.end(self._broker_group, halves, resolution)
+        outcomes = await self._producer._ends.end(self._broker_group, self._sent, resolution)
         assert self._state is not None
         self._producer._trace_ends(self._sent, self._state)
-        good = [one for one in results if not isinstance(one, CometError)]
-        if len(good) < len(results):
-            raise next(one for one in results if isinstance(one, CometError))
+        good = [one for one in outcomes if not isinstance(one, CometError)]
+        if len(good) < len(outcomes):
+            raise next(one for one in outcomes if isinstance(one, CometError))
         return good
 
     async def __aenter__(self) -> Self:
@@ -238,9 +269,12 @@ class TransactionProducer(Producer):
             self._namespace,
         )
         self._checks.on_answer = self._trace_check
+        self._form = HalfForm(self._wire_group)  # of transactions that name no immunity
+        self._half_runs: dict[tuple[str, HalfForm], tuple[OpenRun, str]] = {}  # the buffer's
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
+        self._half_runs = self._buffer.half_runs
         for topic in self._checked_topics:
             self._routes.watch(topic)
         return self
@@ -260,7 +294,10 @@ class TransactionProducer(Producer):
             raise InvalidRequest(
                 f"check_immunity_s is 0 to {IMMUNITY_S_MAX} s, not {check_immunity_s!r}."
             )
-        return Transaction(self, HalfForm(self._wire_group, check_immunity_s))
+        form = self._form
+        if check_immunity_s:
+            form = HalfForm(self._wire_group, check_immunity_s)
+        return Transaction(self, form)
 
     async def send_in_transaction(
         self, message: Message, argument: Any = None, *, check_immunity_s: int = 0
@@ -285,6 +322,49 @@ class TransactionProducer(Producer):
         return TransactionResult(receipt, state)
 
     # --- halves -----------------------------------------------------------------------------------
+
+    def _half_at_once(self, message: Message, one: Transaction) -> Future[SendReceipt] | None:
+        """Into the open run of its topic, if it can go there; else :meth:`_send_half` sends it."""
+        try:
+            found = self._half_runs.get((message.topic, one._form))
+        except (AttributeError, TypeError):  # it is no message: the error comes there
+            return None
+        if found is None:
+            return None
+        run, broker_group = found
+        if one._broker_group not in ("", broker_group):
+            return None
+        future: Future[SendReceipt] | None = run.put(message)
+        if future is not None:
+            one._broker_group = broker_group
+        return future
+
+    async def _send_halves(self, messages: list[Message], one: Transaction) -> Future[SendReceipts]:
+        """The receipts of the messages up to the first that cannot be sent."""
+        self._check_open()
+        many = SendMany(self._loop)
+        at = 0
+        try:
+            while at < len(messages):
+                batch_count = self._buffer.batch_count
+                count = self._extend_halves(messages, at, one, many)
+                if not count:
+                    waiter = many.take(1)
+                    try:
+                        waiter.follow(await self._send_half(messages[at], one))
+                    except (ClientClosed, asyncio.CancelledError):
+                        many.give_back()
+                        raise
+                    except CometError as error:
+                        waiter.set_exception(error)
+                        break
+                    count = 1
+                if self._buffer.batch_count > batch_count:
+                    await asyncio.sleep(0)  # let it go out while the next one fills
+                at += count
+        finally:
+            many.end()
+        return asyncio.shield(many.decided)
 
     async def _send_half(self, message: Message, one: Transaction) -> Future[SendReceipt]:
         if self._hooks is None or not isinstance(message, Message):
@@ -311,16 +391,31 @@ class TransactionProducer(Producer):
         self._checks.hold(one._broker_group)
         slot = writer.of_half(one._form)
         writer.sender.batcher.ready(slot)
-        future: Future[SendReceipt] = asyncio.get_running_loop().create_future()
+        future: Future[SendReceipt] = self._loop.create_future()
         partitioner.put_by(writer, slot, message, future)
+        if queue is None and self._rule.get(message.topic) is partitioner:
+            partitioner.now = writer  # the next ones may go the same way
+            writer.sender.batcher.begin_run()
         return future
 
-    def _trace_ends(self, sent: Collection[SendReceipt], state: TransactionState) -> None:
-        if self._tracer is not None:
-            for receipt in sent:
-                self._tracer.ended(
-                    self.group, receipt.queue.topic, receipt.unique_id, ROCKETMQ_STATES[state]
-                )
+    def _extend_halves(
+        self, messages: list[Message], at: int, one: Transaction, many: SendMany
+    ) -> int:
+        """Behind the half before, as long as the messages go the same way without another look; how
+        many. The next one is for :meth:`_send_half`.
+        """
+        partitioner = self._rule_for(messages[at])
+        if partitioner is None or self._buffer.used >= self._buffer.limit:
+            return 0
+        return partitioner.extend(messages, at, many, half=(one._form, one._broker_group))
+
+    def _trace_ends(self, sent: Iterable[Halves], state: TransactionState) -> None:
+        if self._tracer is None:
+            return
+        for run, first, count in sent:
+            for index in range(first, first + count):
+                unique_id = SendReceipt(run, index).unique_id
+                self._tracer.ended(self.group, run.queue.topic, unique_id, ROCKETMQ_STATES[state])
 
     def _trace_check(self, message: ReceivedMessage, state: TransactionState) -> None:
         if self._tracer is not None:
@@ -356,10 +451,6 @@ class TransactionProducer(Producer):
             )
         return there[one._count % len(there)]
 
-    def _shown_queue(self, result: broker_pb2.TransactionResult, broker_group: str) -> QueueRef:
-        queue = result.queue
-        return QueueRef(self._namespace.shown(queue.topic), queue.queue_id, broker_group)
-
     def _route_changed(self, topic: str) -> None:
         super()._route_changed(topic)
         route = self._routes.get(topic) if topic in self._checked_topics else None
@@ -379,12 +470,3 @@ def _functions(
         )
     execute = getattr(listener, "execute", None)
     return (execute if callable(execute) else None), check
-
-
-def _half_of(receipt: SendReceipt) -> broker_pb2.HalfRef:
-    run, index = place_of(receipt)
-    return broker_pb2.HalfRef(
-        half_offset=run.queue_offset + index,
-        log_offset=run.log_offset + run.starts[run.first + index],
-        transaction_id=receipt.unique_id,
-    )

@@ -51,6 +51,10 @@ def slices(spans: Sequence[Span | None], count_max: int, bytes_max: int) -> Iter
     """Slices of ``spans`` in their order, each with so many at most, of which the records have so
     many bytes at most, or are one. None has no bytes.
     """
+    if len(spans) <= count_max and sum([span[1] for span in spans if span]) <= bytes_max:
+        if spans:
+            yield slice(0, len(spans))
+        return
     first, size = 0, 0
     for number, span in enumerate(spans):
         more = span[1] if span is not None else 0

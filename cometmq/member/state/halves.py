@@ -139,11 +139,13 @@ def _read_some(store: BaseStore, some: Sequence[tuple[int, Span]]) -> Iterator[t
 
 def _remember(store: BaseStore, table: HalfTable, ended: Mapping[int, EndedHalf]) -> None:
     """What became of the halves that the log's end tells of: their producers may ask again."""
+    found: dict[int, EndedHalf] = {}
     for log_offset, became in ended.items():
         with suppress(MessageNotFound, StoreDamaged):
             half = record.decode(store.read_record(log_offset))
             if half.topic == HALF_TOPIC:
-                table.remember(half.queue_offset, became)
+                found[half.queue_offset] = became
+    table.remember_all(found)
 
 
 def now_of(clock: Clock) -> Now:

@@ -23,6 +23,7 @@ from cometmq.messaging import group_policy
 from cometmq.messaging.changes import (
     Change,
     DelaysReached,
+    HalvesDropped,
     HalvesReached,
     MessagesResent,
     OffsetsReset,
@@ -235,7 +236,9 @@ class StateKeeper:
         async with self._one_at_a_time:
             change = self.state.plan_drop(topic, by_system=by_system)
             _, timers_end = self._storage.store.queue_bounds(*TIMER_QUEUE)
-            waiting = [TimersDropped(topic, timers_end)] if timers_end else []
+            waiting: list[Change] = [TimersDropped(topic, timers_end)] if timers_end else []
+            if len(self.state.halves):
+                waiting.append(HalvesDropped(topic, self.state.halves.end))
             # Nothing may follow the deletion into the old queues: at recovery everything after it
             # counts as new.
             self.closing.add(topic)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -452,22 +452,28 @@ class MemberStorage(BaseStorage):
         return self._appended(appended, grown, union(demands.values()))
 
     def append_relay_run(
-        self, run: RelayRun, demands: Mapping[str, DurabilityClass], store_host: bytes
+        self,
+        run: RelayRun,
+        demands: Mapping[str, DurabilityClass],
+        store_host: bytes,
+        behind: Sequence[OwnRecord] = (),
     ) -> Ticket:
-        """As :meth:`append_relayed`, of many records at once."""
+        """As :meth:`append_relayed`, of many records at once and of some behind them."""
         self.check_open()
         try:
-            appended = self.store.append_relay_run(run, store_host)
+            appended = self.store.append_relay_run(run, store_host, behind)
         except DiskFull:
             self.note_no_space()
             raise
-        counts = Counter(run.chosen)
-        grown = [
-            (key, demands[key[0]], first + counts[index])
-            for index, (key, first) in enumerate(
-                zip(run.queues, appended.queue_offsets, strict=True)
+        counts = run.sized()
+        keys = [*run.queues, *[(one.topic, one.queue_id) for one in behind]]
+        maxima = {
+            key: first + count
+            for key, first, count in zip(
+                keys, appended.queue_offsets, [*counts, *[1] * len(behind)], strict=True
             )
-        ]
+        }
+        grown = [(key, demands[key[0]], maximum) for key, maximum in maxima.items()]
         return self._appended(appended, grown, union(demands.values()))
 
     def _appended(

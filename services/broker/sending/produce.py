@@ -459,12 +459,12 @@ class ProduceHandler:
                 continue
             due_s = now_s + (claim.half.immunity_s or self._policy.immunity_s)
             read = self._storage.store.read_units
-            offset, end = first, first + claim.record_count
+            group, offset, end = claim.half.group, first, first + claim.record_count
             while offset < end:  # each read stops at the end of a queue file
                 units = read(HALF_TOPIC, QUEUE_ID, offset, end - offset)
-                for log_offset, size, _ in queueunit.iterate(units):
-                    table.add(offset, (log_offset, size, claim.half.group), due_s)
-                    offset += 1
+                some = [(place, size, group) for place, size, _ in queueunit.iterate(units)]
+                table.add_run(offset, some, due_s)
+                offset += len(some)
 
     def _timed(self, claim: Claim, demands: DurabilityClass) -> Segment:
         if TIMER_TOPIC not in self._topics:

@@ -9,7 +9,11 @@ it was made of.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import itertools
+import operator
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import compress, repeat
 from typing import NamedTuple
 
 from cometmq.clock import Clock
@@ -24,19 +28,19 @@ from cometmq.errors import (
     TransactionEnded,
     TransactionNotFound,
 )
-from cometmq.format import halves, record
+from cometmq.format import halves, queueunit, record
 from cometmq.format.halves import (
     GIVEN_UP_TOPIC,
     HALF_TOPIC,
     OP_TOPIC,
     QUEUE_ID,
-    HalfProperties,
     op_records,
 )
 from cometmq.format.record import Record
 from cometmq.format.relay import OwnRecord, Relayed, relay
+from cometmq.format.relay_run import HalfTargets, RelayRun, half_targets
 from cometmq.member.metrics import MemberMetrics
-from cometmq.member.read.records import read_each, slices
+from cometmq.member.read.records import read_each, read_joined, slices
 from cometmq.member.read.search import Finder, KeyQuery
 from cometmq.member.relay import RelayWriter
 from cometmq.member.state.keeper import StateKeeper
@@ -44,13 +48,15 @@ from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging.groups import check_name
 from cometmq.messaging.transaction_checks import CheckBoard
 from cometmq.messaging.transactions import CheckRules, EndedHalf, Resolution
+from cometmq.model import QueueKey
 from cometmq.store.log.commitlog import Span
 from cometmq.telemetry import fields, logger
 
 log = logger(__name__)
 
 ENDS_MAX = 1_024  # of a call
-SLICE_MAX = 256  # appended at once, so that a producer hardly waits for it
+RUN_MAX = 1_024  # appended at once without a look at each, so that a producer hardly waits
+SLICE_MAX = 256  # the same, of halves that are looked at one by one
 SLICE_BYTES_MAX = 1 << 20  # unless one message is larger
 SINGLE_OPS_MAX = 10_000  # at a stop
 INDEX_LOOKS_MAX = 40  # for an end that comes again long after the first
@@ -83,6 +89,43 @@ class _Made(NamedTuple):
     topic: str
     store_time_ms: int
     relayed: Relayed | None
+
+
+class _Goal(NamedTuple):
+    """Where halves with one target go. ``queue`` None: nowhere, and those below ``old_end``
+    neither.
+    """
+
+    topic: str
+    queue: QueueKey | None
+    old_end: int
+
+
+class _Columns(NamedTuple):
+    """The ends of a call, field by field."""
+
+    offsets: list[int]
+    log_offsets: list[int]
+    ids: list[str]
+    resolutions: list[Resolution]
+
+    def part(self, part: slice) -> _Columns:
+        offsets, log_offsets, ids, resolutions = self
+        return _Columns(offsets[part], log_offsets[part], ids[part], resolutions[part])
+
+
+class _Run(NamedTuple):
+    """Halves that end together. ``goals``: of the texts of the targets."""
+
+    columns: _Columns
+    are_commits: list[bool]
+    targets: HalfTargets
+    goals: list[_Goal]
+    relays: RelayRun
+
+
+# What an :class:`EndedHalf` has behind its first two fields when nothing was made of it.
+_ROLLED_BACK = ("", 0, -1, 0)
 
 
 class _Call:
@@ -126,23 +169,29 @@ class TransactionService:
         GroupNameInvalid, and what appending raises: then some of the halves may have ended.
         """
         check_name(group)
+        return await self.decide(group, ends)
+
+    async def decide(self, group: str, ends: Sequence[End]) -> list[EndedHalf | CometError]:
+        """As :meth:`end`, for any group that halves belong to: those of RocketMQ may name none."""
         call = _Call(group, ends)
-        spans = await self._open_spans(call)
-        numbers, end_offset = list(spans), 0
-        for part in slices(list(spans.values()), SLICE_MAX, SLICE_BYTES_MAX):
-            some = {number: spans[number] for number in numbers[part]}
+        end_offset = await self._end_together(call)
+        spans = await self._open_spans(call) if len(call.answers) < len(ends) else {}
+        for some in _parts(spans):
             end_offset = max(end_offset, await self._end_some(call, some))
         if call.has_earlier:
             end_offset = self._storage.store.appended_offset
         if end_offset:
             await self._storage.stored(end_offset, self._keeper.demands_of(call.topics))
-        return [call.answers[number] for number in range(len(ends))]
+        return list(map(call.answers.__getitem__, range(len(ends))))
 
     async def _open_spans(self, call: _Call) -> dict[int, Span]:
         """Where the halves of a call stand that are open; the others are answered."""
         spans: dict[int, Span] = {}
         met: set[int] = set()
         for number, end in enumerate(call.ends):
+            if number in call.answers:
+                met.add(end.half.half_offset)
+                continue
             try:
                 _check_end(end, met)
                 span = self._span(call.group, end.half)
@@ -154,6 +203,122 @@ class TransactionService:
             else:
                 spans[number] = span
         return spans
+
+    # --- without a look at each -------------------------------------------------------------------
+
+    async def _end_together(self, call: _Call) -> int:
+        """End all halves of a call, if all of them are open, and of our form; otherwise none, or
+        the first ones. The end of the log behind what is made of them, 0 when nothing is.
+        """
+        if len(call.ends) < 2:
+            return 0
+        names, resolutions = zip(*call.ends, strict=True)
+        offsets, log_offsets, ids = map(list, zip(*names, strict=True))
+        columns = _Columns(offsets, log_offsets, ids, list(resolutions))
+        spans = self._spans(call.group, columns)
+        end_offset = 0
+        for part in slices(spans, RUN_MAX, SLICE_BYTES_MAX):
+            found = await read_joined(self._storage.store, spans[part])
+            if found is None:
+                break
+            run = self._run(columns.part(part), *found)
+            if run is None:
+                break
+            became, end_offset = self._append_run(call.group, run)
+            call.answers.update(zip(range(part.start, part.stop), became, strict=True))
+            call.topics.update(goal.topic for goal in run.goals)
+        return end_offset
+
+    def _spans(self, group: str, columns: _Columns) -> list[Span]:
+        """Where the halves stand; nothing, unless all are open halves of the group, named once."""
+        found = list(map(self.table.find, columns.offsets))
+        if None in found or len({*columns.offsets}) < len(found):
+            return []
+        places, sizes, groups = zip(*(half for half in found if half is not None), strict=True)
+        is_good = (
+            list(places) == columns.log_offsets
+            and {*groups} == {group}
+            and Resolution.UNKNOWN not in columns.resolutions
+        )
+        return list(zip(places, sizes, strict=True)) if is_good else []
+
+    def _run(self, columns: _Columns, sources: bytes, places: array[int]) -> _Run | None:
+        """What is to be done, with halves that were read; None: some need a look at each."""
+        targets = half_targets(sources, places)
+        if targets.ids != columns.ids or None in map(self.table.find, columns.offsets):
+            return None  # others, or one has ended meanwhile
+        goals = [self._goal(text) for text in targets.texts]
+        are_commits = [one is Resolution.COMMIT for one in columns.resolutions]
+        chosen = array("I", compress(targets.chosen, are_commits))
+        first = min(columns.offsets)
+        if any(goals[index].queue is None or first < goals[index].old_end for index in {*chosen}):
+            return None
+        queues = dict.fromkeys([goals[index].queue for index in dict.fromkeys(chosen)])
+        numbers = {queue: number for number, queue in enumerate(queues)}
+        number_of = [numbers.get(goal.queue, 0) for goal in goals]
+        relays = RelayRun(
+            sources,
+            array("I", compress(places, are_commits)),
+            array("I", map(number_of.__getitem__, chosen)),
+            tuple(queue for queue in queues if queue is not None),
+            halves.SYS_FLAG_COMMITTED,
+        )
+        return _Run(columns, are_commits, targets, goals, relays)
+
+    def _goal(self, text: bytes) -> _Goal:
+        topic, queue_id = halves.target_of_text(text)
+        try:
+            queue = topic, self._queue_of(topic, queue_id)
+        except CometError:  # raised again where each half is looked at
+            return _Goal(topic, None, 0)
+        return _Goal(topic, queue, self.table.dropped.get(topic, 0))
+
+    def _append_run(self, group: str, run: _Run) -> tuple[list[EndedHalf], int]:
+        """As :meth:`_append`."""
+        offsets, relays = run.columns.offsets, run.relays
+        ops = op_records(offsets, self._relays.host)
+        if relays.chosen:
+            appended = self._relays.append_run(relays, ops).appended
+        else:
+            appended = self._relays.append(ops).appended
+        self.table.told(appended.queue_offsets[-1] + 1, offsets)
+        firsts = appended.queue_offsets[: len(relays.queues)]
+        made = [
+            self._places(queue, first, count)
+            for queue, first, count in zip(relays.queues, firsts, relays.sized(), strict=True)
+        ]
+        committed = iter([next(made[index]) for index in relays.chosen])
+        parts = [next(committed) if is_commit else _ROLLED_BACK for is_commit in run.are_commits]
+        heads = zip(run.columns.log_offsets, repeat(group))
+        # A thousand of them: no call of Python for each.
+        became: list[EndedHalf] = list(
+            map(tuple.__new__, repeat(EndedHalf), map(operator.add, heads, parts))
+        )
+        self._close({group: dict(zip(offsets, became, strict=True))})
+        ages: dict[tuple[str, bool], list[float]] = {}
+        now_ms = self._clock.wall_ms()
+        for index, is_commit, stored_ms in zip(
+            run.targets.chosen, run.are_commits, run.targets.store_times_ms, strict=True
+        ):
+            age_s = max(0, now_ms - stored_ms) / 1000
+            ages.setdefault((run.goals[index].topic, is_commit), []).append(age_s)
+        self._count(ages)
+        return became, appended.end_offset
+
+    def _places(
+        self, queue: QueueKey, first: int, count: int
+    ) -> Iterator[tuple[str, int, int, int]]:
+        """Topic, queue id, queue offset and log offset of the newest messages of a queue."""
+        pieces: list[bytes] = []
+        while count > 0:  # each read stops at the end of a queue file
+            offset = first + sum(map(len, pieces)) // queueunit.UNIT_BYTES
+            pieces.append(self._storage.store.read_units(*queue, offset, count))
+            count -= len(pieces[-1]) // queueunit.UNIT_BYTES
+        places = [place for place, _, _ in queueunit.iterate(b"".join(pieces))]
+        topic, queue_id = queue
+        return zip(repeat(topic), repeat(queue_id), itertools.count(first), places)
+
+    # --- one by one -------------------------------------------------------------------------------
 
     async def _end_some(self, call: _Call, spans: dict[int, Span]) -> int:
         """End halves; the end of the log behind what is made of them, 0 when nothing is."""
@@ -212,7 +377,7 @@ class TransactionService:
             relayed = relay(
                 found,
                 its.topic,
-                self._queue_of(its),
+                self._queue_of(its.topic, its.queue_id, name.half_offset),
                 self._relays.host,
                 transaction_flags=halves.SYS_FLAG_COMMITTED,
             )
@@ -225,16 +390,21 @@ class TransactionService:
             relayed,
         )
 
-    def _queue_of(self, its: HalfProperties) -> int:
-        """The queue that a message goes to: its topic may have fewer by now. Raises TopicNotFound,
-        NoPermission.
+    def _queue_of(self, topic: str, queue_id: int, half_offset: int | None = None) -> int:
+        """The queue that a message goes to: its topic may have fewer by now. ``half_offset``: of
+        one that may have been sent to a topic of the same name that was deleted. Raises
+        TopicNotFound, NoPermission.
         """
-        config = self._keeper.state.topics.get(its.topic)
-        self._keeper.check_open(its.topic)
-        queue_id = config.delivery_queue_id(its.queue_id)
-        if queue_id is None:
-            raise NoPermission(f"topic {its.topic} has no queue")
-        return queue_id
+        config = self._keeper.state.topics.get(topic)
+        self._keeper.check_open(topic)
+        if half_offset is not None and half_offset < self.table.dropped.get(topic, 0):
+            raise TopicNotFound(
+                f"topic {topic} was deleted since the half message was sent, and created again"
+            )
+        delivery_queue_id = config.delivery_queue_id(queue_id)
+        if delivery_queue_id is None:
+            raise NoPermission(f"topic {topic} has no queue")
+        return delivery_queue_id
 
     def _append(self, made: Sequence[_Made]) -> tuple[list[EndedHalf], int]:
         """In one turn of the loop, so that no half ends twice; the end of the log."""
@@ -249,6 +419,7 @@ class TransactionService:
             at += size
         self.table.told(appended.queue_offsets[-1] + 1, offsets)
         became: list[EndedHalf] = []
+        closed: dict[str, dict[int, EndedHalf]] = {}
         left = iter(places)
         ages: dict[tuple[str, bool], list[float]] = {}
         now_ms = self._clock.wall_ms()
@@ -258,14 +429,24 @@ class TransactionService:
                 to = one.relayed
                 ended = EndedHalf(one.log_offset, one.group, to.topic, to.queue_id, *next(left))
             became.append(ended)
-            self.table.close(one.offset, ended)
-            self.board.closed(one.offset, one.group)
+            closed.setdefault(one.group, {})[one.offset] = ended
             if one.topic:
                 age_s = max(0, now_ms - one.store_time_ms) / 1000
                 ages.setdefault((one.topic, one.relayed is not None), []).append(age_s)
+        self._close(closed)
+        self._count(ages)
+        return became, appended.end_offset
+
+    def _close(self, closed: Mapping[str, Mapping[int, EndedHalf]]) -> None:
+        """``closed``: by producer group and offset."""
+        for group, of_group in closed.items():
+            self.table.close_all(of_group)
+            self.board.closed(of_group.keys(), group)
+
+    def _count(self, ages: Mapping[tuple[str, bool], Sequence[float]]) -> None:
+        """``ages``: in s, by topic and whether it was committed."""
         for (topic, is_committed), ages_s in ages.items():
             self._metrics.transactions_ended(topic, ages_s, is_committed=is_committed)
-        return became, appended.end_offset
 
     # --- halves that are not open -----------------------------------------------------------------
 
@@ -371,21 +552,32 @@ class TransactionService:
             log.error("a half message is lost", extra=fields(at=log_offset, reason=str(error)))
         return _Made(offset, log_offset, group, "", 0, relayed)
 
-    def list_singly(self) -> None:
+    async def list_singly(self) -> None:
         """Before a stop: an op record for each half that has ended behind an open one. RocketMQ 4.9
         reads no op records that list several. Raises what appending raises.
         """
-        offsets = self.table.ended_among_open(SINGLE_OPS_MAX) if len(self.table) else []
-        for first in range(0, len(offsets), SLICE_MAX):
-            some = offsets[first : first + SLICE_MAX]
-            ops = [op for offset in some for op in op_records([offset], self._relays.host)]
-            appended = self._relays.append(ops).appended
-            self.table.told(appended.queue_offsets[-1] + 1, some)
+        if not len(self.table):
+            return
+        for offsets in self.table.ended_among_open(SINGLE_OPS_MAX):
+            for first in range(0, len(offsets), SLICE_MAX):
+                some = offsets[first : first + SLICE_MAX]
+                ops = [op for offset in some for op in op_records([offset], self._relays.host)]
+                appended = self._relays.append(ops).appended
+                self.table.told(appended.queue_offsets[-1] + 1, some)
+                await asyncio.sleep(0)
+            await asyncio.sleep(0)
 
     async def leave(self, log_offset: int) -> None:
         """The log before this place is about to go: what is open there is given up first."""
         while offsets := self.table.below(log_offset, SLICE_MAX):
             await self.give_up(offsets, "the log is cleaned")
+
+
+def _parts(spans: Mapping[int, Span]) -> Iterator[dict[int, Span]]:
+    """In their order, what may be appended at once."""
+    numbers = list(spans)
+    for part in slices(list(spans.values()), SLICE_MAX, SLICE_BYTES_MAX):
+        yield {number: spans[number] for number in numbers[part]}
 
 
 def _check_end(end: End, met: set[int]) -> None:

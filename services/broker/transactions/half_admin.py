@@ -107,26 +107,36 @@ class HalfAdmin:
         """Roll open halves back, whatever their producers would say. Raises what appending
         raises.
         """
-        answers: list[CometError | None] = []
-        for offset in offsets:
-            half = self._table.find(offset)
-            if half is None:
-                answers.append(TransactionNotFound(f"there is no open half message {offset} here"))
-                continue
-            [found] = await read_each(self._storage.store, [half[:2]])
-            its = halves.read(found.raw_properties) if isinstance(found, Record) else None
+        answers: dict[int, CometError | None] = {}
+        ends: dict[str, list[End]] = {}  # by producer group
+        opened = {offset: half for offset in offsets if (half := self._table.find(offset))}
+        spans: list[Span] = [half[:2] for half in opened.values()]
+        found: list[Record | CometError] = []
+        for part in slices(spans, SLICE_MAX, SLICE_BYTES_MAX):
+            found += await read_each(self._storage.store, spans[part])
+        for (offset, half), one in zip(opened.items(), found, strict=True):
+            its = halves.read(one.raw_properties) if isinstance(one, Record) else None
             if its is None:  # nobody can read it
                 await self._service.give_up([offset], "it is dropped")
-                answers.append(None)
+                answers[offset] = None
                 continue
             end = End(HalfName(offset, half[0], its.unique_id), Resolution.ROLLBACK)
-            [answer] = await self._service.end(half[2], [end])
-            answers.append(answer if isinstance(answer, CometError) else None)
+            ends.setdefault(half[2], []).append(end)
+        for group, wanted in ends.items():
+            became = await self._service.decide(group, wanted)
+            for end, answer in zip(wanted, became, strict=True):
+                error = answer if isinstance(answer, CometError) else None
+                answers[end.half.half_offset] = error
         log.warning(
             "half messages were dropped",
-            extra=fields(count=answers.count(None), asked_by=asked_by),
+            extra=fields(count=list(answers.values()).count(None), asked_by=asked_by),
         )
-        return answers
+        return [
+            answers[offset]
+            if offset in answers
+            else TransactionNotFound(f"there is no open half message {offset} here")
+            for offset in offsets
+        ]
 
     async def resume(self, offsets: Sequence[int], asked_by: str) -> list[CometError | None]:
         """Have halves checked again that were given up, by their offsets in the topic of these.

@@ -214,6 +214,7 @@ KINDS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
         "r": _count,
         "x": _is_list_of(lambda value: _is_counts(value, 2)),
     },
+    "half-drop": {"n": _is_name, "o": _number(1, 2**63 - 1)},
     "timer-drop": {"n": _is_name, "o": _number(1, 2**63 - 1)},
     "secret": {
         "t": _count,
@@ -308,6 +309,7 @@ class State:
     delays: dict[int, int] = field(default_factory=dict)
     # In a state snapshot further than the changes before it.
     halves: Json = field(default_factory=dict, compare=False)
+    half_drops: dict[str, int] = field(default_factory=dict, compare=False)
     # In a state snapshot further than the changes before it: (watermark, arrivals, rolled).
     timers: tuple[list[int], int, int] = field(default=([0, 0], 0, 0), compare=False)
     timer_skips: dict[int, int] = field(default_factory=dict, compare=False)  # offset → due
@@ -467,6 +469,10 @@ class State:
 
     def _halves(self, change: Json, _: object) -> None:
         self.halves = change
+        self.half_drops = {n: end for n, end in self.half_drops.items() if end > change["h"]}
+
+    def _half_drop(self, change: Json, _: object) -> None:
+        self.half_drops[change["n"]] = change["o"]
 
     def _timer(self, change: Json, place: object) -> None:
         mark, arrivals, rolled = change["w"], change["a"], change["r"]

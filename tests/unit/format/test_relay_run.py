@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cometmq import native
-from cometmq.format import delayed, properties, queueunit, record, relay_run, timers
+from cometmq.format import delayed, halves, properties, queueunit, record, relay_run, timers
 from cometmq.format.delayed import SCHEDULE_TOPIC
+from cometmq.format.halves import HalfForm
 from cometmq.format.relay import relay
-from cometmq.format.relay_run import RelayRun, delivery_targets
+from cometmq.format.relay_run import RelayRun, delivery_targets, half_targets
 from cometmq.format.timers import TIMER_QUEUE, TIMER_QUEUE_ID, TIMER_TOPIC
 from cometmq.model import QueueKey
 
@@ -186,31 +187,159 @@ def test_any_bytes_are_safe(good: bytes, at: int, bit: int, length: int) -> None
             assert delayed.target_of(found.raw_properties) == delayed.target_of_text(texts[0])
 
 
+# --- half messages --------------------------------------------------------------------------------
+
+
+def half(
+    queue: QueueKey,
+    body: bytes = b"",
+    tag: str = "",
+    *,
+    unique_id: str = "0A",
+    immunity_s: int = 0,
+    host: bytes = V4,
+    store: bytes = V4,
+) -> bytes:
+    """A stored half message in our form."""
+    pairs = properties.encode({"TAGS": tag} if tag else {})
+    return record.encode(
+        halves.HALF_TOPIC.encode(),
+        halves.QUEUE_ID,
+        body,
+        halves.prefix(HalfForm("P", immunity_s), *queue)
+        + pairs
+        + f"UNIQ_KEY\x01{unique_id}\x02".encode(),
+        sys_flag=1 if len(body) % 2 else 0,
+        born_time_ms=1_600_000_000_000,
+        born_host=host,
+        store_host=store,
+        queue_offset=len(body),
+        log_offset=4096 + len(body),
+        store_time_ms=1_650_000_000_000 + len(body),
+    )
+
+
+@given(MESSAGES, st.randoms(use_true_random=False), st.sampled_from([V4, V6]), st.booleans())
+def test_the_bytes_of_committed_halves_are_those_of_halves_that_are_committed_one_by_one(
+    drawn: list[tuple[QueueKey, bytes, str, int, bytes, bytes]],
+    source: object,
+    host: bytes,
+    has_immunity: bool,
+) -> None:
+    ids = [f"{number:034X}" for number in range(len(drawn))]
+    messages = [
+        half(*one[:3], unique_id=unique_id, immunity_s=60 * has_immunity, host=one[4], store=one[5])
+        for one, unique_id in zip(drawn, ids, strict=True)
+    ]
+    order = list(range(len(messages)))
+    source.shuffle(order)  # type: ignore[attr-defined]
+    sources, places = laid_out(messages, order)
+    targets = half_targets(sources, places)
+    assert targets.ids == [ids[at] for at in order]
+    assert list(targets.store_times_ms) == [1_650_000_000_000 + len(drawn[at][1]) for at in order]
+    # Some topics have fewer queues by now: two targets become one.
+    goals = [(halves.target_of_text(text)[0], 0) for text in targets.texts]
+    assert [halves.target_of_text(targets.texts[index]) for index in targets.chosen] == [
+        drawn[at][0] for at in order
+    ]
+    queues = list(dict.fromkeys(goals))
+    chosen = array("I", [queues.index(goals[index]) for index in targets.chosen])
+    run = RelayRun(sources, places, chosen, tuple(queues), halves.SYS_FLAG_COMMITTED)
+    assert run.sized() == [
+        [drawn[at][0][0] for at in order].count(topic) for topic, _ in run.queues
+    ]
+    firsts = [7 * index for index in range(len(run.queues))]
+    records, units = run.encode(firsts, START, STORED_MS, host)
+    following = dict(zip(run.queues, firsts, strict=True))
+    expected, expected_units = b"", dict[QueueKey, bytes]()
+    for at in order:
+        queue = drawn[at][0][0], 0
+        found = record.decode(messages[at])
+        one = relay(found, *queue, host, transaction_flags=halves.SYS_FLAG_COMMITTED)
+        place = START + len(expected)
+        unit = queueunit.pack(place, one.size_bytes, one.tags_code(STORED_MS))
+        expected_units[queue] = expected_units.get(queue, b"") + unit
+        expected += one.encode(following[queue], place, STORED_MS, host)
+        following[queue] += 1
+    assert records == expected
+    assert units == [expected_units[queue] for queue in run.queues]
+
+
+OUR_HALF = halves.prefix(HalfForm("P"), "A", 0)
+GOOD_HALF = half(("A", 0), b"body")
+ID = b"UNIQ_KEY\x010A\x02"
+HALVES_TO_LOOK_AT = {
+    "its body does not fit its CRC": GOOD_HALF.replace(b"body", b"bodx"),
+    "it has RocketMQ's order": with_properties(
+        b"REAL_TOPIC\x01A\x02TRAN_MSG\x01true\x02PGROUP\x01P\x02REAL_QID\x010\x02" + ID
+    ),
+    "it names no group": with_properties(OUR_HALF.replace(b"PGROUP\x01P\x02", b"") + ID),
+    "it names no queue": with_properties(OUR_HALF.replace(b"QID\x010", b"QID\x01") + ID),
+    "its topic is empty": with_properties(OUR_HALF.replace(b"TOPIC\x01A", b"TOPIC\x01") + ID),
+    "it has no id": with_properties(OUR_HALF),
+    "its id is empty": with_properties(OUR_HALF + b"UNIQ_KEY\x01\x02"),
+    "its id is no ASCII": with_properties(OUR_HALF + "UNIQ_KEY\x01é\x02".encode()),
+    "its id does not come last": with_properties(OUR_HALF + ID + b"a\x01b\x02"),
+    "its id has no end": with_properties(OUR_HALF + ID[:-1]),
+    "it is another name": with_properties(OUR_HALF + b"X" + ID),
+    "its tag is no text": with_properties(OUR_HALF + b"TAGS\x01\xff\x02" + ID),
+    "its properties are cut": GOOD_HALF[:-1],
+}
+
+
+@pytest.mark.parametrize("reason", HALVES_TO_LOOK_AT)
+def test_it_ends_before_a_half_that_needs_a_look(reason: str) -> None:
+    bad = HALVES_TO_LOOK_AT[reason]
+    sources, places = GOOD_HALF + bad, array("I", [0, len(GOOD_HALF)])
+    texts = [b"REAL_TOPIC\x01A\x02REAL_QID\x010\x02"]
+    stored_ms = array("q", [1_650_000_000_004])
+    assert half_targets(sources, places) == (texts, array("I", [0]), ["0A"], stored_ms)
+    assert half_targets(bad, array("I", [0])) == ([], array("I"), [], array("q"))
+
+
+@given(st.integers(0, len(GOOD_HALF) - 1), st.integers(0, 7), st.integers(0, len(GOOD_HALF)))
+def test_any_bytes_of_a_half_are_safe(at: int, bit: int, length: int) -> None:
+    data = bytearray(GOOD_HALF)
+    data[at] ^= 1 << bit
+    for sources in (bytes(data), GOOD_HALF[:length], bytes(data[:length])):
+        targets = half_targets(sources, array("I", [0]))
+        if targets.chosen:
+            found = record.decode(sources)
+            relay(found, "A", 0, V4)  # the body fits its CRC
+            its = halves.read(found.raw_properties)
+            assert its is not None
+            assert (its.topic, its.queue_id) == halves.target_of_text(targets.texts[0])
+            assert its.unique_id == targets.ids[0]
+
+
 @pytest.mark.skipif(ACCELERATOR is None, reason="the C extension is not built")
 def test_the_extension_refuses_what_does_not_belong_together() -> None:
     assert ACCELERATOR is not None
     make, one = ACCELERATOR.relay, array("I", [0])
     queues = ((b"A", 0, 0),)
-    assert make(GOOD, one, one, queues, 0, 0, V4)
+    assert make(GOOD, one, one, queues, 0, 0, V4, 0)
     wrong: list[tuple[object, ...]] = [
-        (GOOD, array("I", [1]), one, queues, 0, 0, V4),
-        (GOOD, array("I", [len(GOOD) + 1]), one, queues, 0, 0, V4),
-        (GOOD, one, array("I", [1]), queues, 0, 0, V4),
-        (GOOD, one, array("I"), queues, 0, 0, V4),
-        (GOOD, b"abc", b"abc", queues, 0, 0, V4),
-        (GOOD[:-1], one, one, queues, 0, 0, V4),
-        (GOOD, one, one, ((b"", 0, 0),), 0, 0, V4),
-        (GOOD, one, one, ((b"A" * 256, 0, 0),), 0, 0, V4),
-        (GOOD, one, one, ((b"A", -1, 0),), 0, 0, V4),
-        (GOOD, one, one, ((b"A", 0, -1),), 0, 0, V4),
-        (GOOD, one, one, queues, -1, 0, V4),
-        (GOOD, one, one, queues, 0, -1, V4),
-        (GOOD, one, one, queues, 0, 0, V4 + b"x"),
+        (GOOD, array("I", [1]), one, queues, 0, 0, V4, 0),
+        (GOOD, array("I", [len(GOOD) + 1]), one, queues, 0, 0, V4, 0),
+        (GOOD, one, array("I", [1]), queues, 0, 0, V4, 0),
+        (GOOD, one, array("I"), queues, 0, 0, V4, 0),
+        (GOOD, b"abc", b"abc", queues, 0, 0, V4, 0),
+        (GOOD[:-1], one, one, queues, 0, 0, V4, 0),
+        (GOOD, one, one, ((b"", 0, 0),), 0, 0, V4, 0),
+        (GOOD, one, one, ((b"A" * 256, 0, 0),), 0, 0, V4, 0),
+        (GOOD, one, one, ((b"A", -1, 0),), 0, 0, V4, 0),
+        (GOOD, one, one, ((b"A", 0, -1),), 0, 0, V4, 0),
+        (GOOD, one, one, queues, -1, 0, V4, 0),
+        (GOOD, one, one, queues, 0, -1, V4, 0),
+        (GOOD, one, one, queues, 0, 0, V4 + b"x", 0),
+        (GOOD, one, one, queues, 0, 0, V4, 1),
+        (GOOD, one, one, queues, 0, 0, V4, -1),
     ]
     for arguments in wrong:
         with pytest.raises(ValueError, match="relay: "):
             make(*arguments)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
-        make(GOOD, one, one, (b"A",), 0, 0, V4)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="whole numbers"):
-        ACCELERATOR.delivery_targets(GOOD, b"abc")  # type: ignore[arg-type]
+        make(GOOD, one, one, (b"A",), 0, 0, V4, 0)  # type: ignore[arg-type]
+    for targets in (ACCELERATOR.delivery_targets, ACCELERATOR.half_targets):
+        with pytest.raises(ValueError, match="whole numbers"):
+            targets(GOOD, b"abc")  # type: ignore[arg-type]

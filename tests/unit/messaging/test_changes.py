@@ -20,6 +20,7 @@ from cometmq.messaging.changes import (
     GroupDropped,
     GroupPolicyPut,
     GroupPut,
+    HalvesDropped,
     HalvesReached,
     MessagesResent,
     OffsetsCommitted,
@@ -159,6 +160,7 @@ GOLDEN: dict[str, Change] = {
     '{"k":"halves","h":40,"o":7,"c":[[44,2],[51,1]]}': HalvesReached(
         HalfProgress(40, 7, ((44, 2), (51, 1)))
     ),
+    '{"k":"half-drop","n":"orders","o":44}': HalvesDropped("orders", 44),
     '{"k":"timer","w":[1700000000000,41],"a":50,"r":7,"x":[[1700000360000,44]]}': TimersReached(
         TimerMark(Timer(1_700_000_000_000, 41), 50, 7), (Timer(1_700_000_360_000, 44),)
     ),

@@ -169,3 +169,16 @@ async def test_a_clean_stop_leaves_what_rocketmq_reads(tmp_path: Path) -> None:
     assert {6, 7, 8} <= single
     assert open_names(opened) == ["open", "checked"]
     opened.store.close()
+
+
+async def test_a_half_of_rocketmq_without_a_group_can_be_dropped(tmp_path: Path) -> None:
+    """No producer can be asked about it, so it was open until it was given up."""
+    pairs = {"REAL_TOPIC": "orders", "REAL_QID": "1", "UNIQ_KEY": "a", "TRAN_MSG": "true"}
+    records = [Theirs(HALF_TOPIC, b"a", pairs), half("b")]
+    as_rocketmq(tmp_path, records, (0, 0))
+    async with running_broker(tmp_path) as broker:
+        assert [one[1][2] for one in broker.state.halves.open_halves(0, 10)] == ["", "P"]
+        request = pb.DropHalvesRequest(half_offsets=[0, 1, 9])
+        answer = await broker.admin.DropHalves(request)
+        assert [one.error.name for one in answer.results] == ["", "", "TRANSACTION_NOT_FOUND"]
+        assert len(broker.state.halves) == 0
