@@ -5,7 +5,8 @@
 //
 // Finds the topic's route, sends, reads, holds where nothing is left until a second task sends more, commits, reads
 // the commit back, reads in order under a lock, goes on where the group is reset to, sends one message back until it is
-// a dead letter, receives and acknowledges (POP), and shows what a refusal says. The topic has to exist (`cometmq topic create Hello`).
+// a dead letter, receives and acknowledges (POP), sends messages for later and takes one back, ends transactions, one of
+// them when the broker asks about it, and shows what a refusal says. The topic has to exist (`cometmq topic create Hello`).
 // stub_python.py is the same in Python; docs/protocol.md tells what the messages of the contract share.
 
 import { setTimeout as sleep } from 'node:timers/promises'
@@ -310,6 +311,68 @@ async function receive(place, group) {
   console.log(`received: the old handle gets ${late.error.name}, all is done before ${position.offset}`)
 }
 
+// --- messages that wait: for their time, or for the end of a transaction -----------------------------------------------
+
+/**
+ * One message comes after its time; another is taken back, and never comes. The position behind them. `deliver_at_ms`
+ * in place of `delay_ms` names a time.
+ */
+async function delay(place, queue, position) {
+  const common = { topic: place.topic, queue_id: queue.queue_id, tag: 'later' }
+  const messages = [
+    { ...common, body: Buffer.from('in a second'), delay_ms: 1_000 },
+    { ...common, body: Buffer.from('never'), delay_ms: 1_500 },
+  ]
+  const { sent, store_time_ms } = await call(place.broker, 'Send', { messages })
+  const [taken] = (await call(place.broker, 'Recall', { handles: [sent[1].recall_handle] })).results
+  let found = { messages: [], position }
+  while (!found.messages.length) found = await read(place, queue, found.position, ['later'])
+  const [message] = found.messages
+  const isLate = BigInt(message.store_time_ms) - BigInt(store_time_ms) >= 1_000n
+  const said = (yes) => (yes ? 'True' : 'False')
+  console.log(`delayed: ${message.body}, waited: ${said(isLate)}, other recalled: ${said(taken.recalled)}`)
+  return found.position
+}
+
+/**
+ * Nobody sees a half message before its transaction ends. This producer commits one by itself, and one when the broker
+ * asks what became of it, as it asks any producer of the group.
+ */
+async function transact(place, queue, position, producer_group) {
+  const messages = ['committed', 'asked about'].map((body) => ({
+    topic: place.topic,
+    queue_id: queue.queue_id,
+    body: Buffer.from(body),
+    tag: 'later',
+    producer_group,
+    check_immunity_s: 1, // the broker does not ask before
+  }))
+  const { sent } = await call(place.broker, 'Send', { messages })
+  const committed = ({ half }) => ({ half, resolution: 'TRANSACTION_RESOLUTION_COMMIT' })
+  checked((await call(place.broker, 'EndTransactions', { producer_group, ends: [committed(sent[0])] })).results[0])
+
+  // A producer holds this stream open as long as it lives.
+  const stream = place.broker.CheckTransactions()
+  const asked = new Promise((resolve, reject) => {
+    stream.on('error', reject)
+    stream.on('data', ({ checks }) => checks.length && resolve(checks)) // the first response says that we have joined
+  })
+  stream.write({ join: { producer_group, client_id: 'client-1' } })
+  const checks = await asked
+  const isSecond = checks[0].half.half_offset === sent[1].half.half_offset ? 'True' : 'False'
+  console.log(`checked: the second: ${isSecond}, asked ${checks[0].check_count} times`)
+  stream.write({ answers: checks.map(committed) })
+  const bodies = []
+  let found = { messages: [], position }
+  while (bodies.length < messages.length) {
+    found = await read(place, queue, found.position, ['later'])
+    bodies.push(...found.messages.map(({ body }) => `${body}`))
+  }
+  console.log(`transactions: ${bodies.join(', ')}`)
+  stream.on('error', () => {}) // it ends as it was told
+  stream.cancel()
+}
+
 // --- the tour --------------------------------------------------------------------------------------------------------
 
 async function tour({ namesrv, topic, group }) {
@@ -343,6 +406,8 @@ async function tour({ namesrv, topic, group }) {
 
   await failTwice(place, group, found.messages[0], position)
   await receive(place, `${group}-pop`)
+  position = await delay(place, queue, position)
+  await transact(place, queue, position, `${group}-payers`)
 
   try {
     await call(place.broker, 'Send', { messages: [{ topic: '../x' }] })

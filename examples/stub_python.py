@@ -4,11 +4,12 @@
 
 Finds the topic's route, sends, reads, holds where nothing is left until a second task sends more,
 commits, reads the commit back, reads in order under a lock, goes on where the group is reset to,
-sends one message back until it is a dead letter, receives and acknowledges (POP), and shows what a
-refusal says. The topic has to
-exist (``cometmq topic create Hello``). ``stub_node.mjs`` is the same for Node.js; the contract is
-``proto/cometmq/v1``, and docs/protocol.md tells what its messages share. In a project of your own
-generate the stubs with ``python -m grpc_tools.protoc`` from those files.
+sends one message back until it is a dead letter, receives and acknowledges (POP), sends messages
+for later and takes one back, ends transactions, one of them when the broker asks about it, and
+shows what a refusal says. The topic has to exist (``cometmq topic create Hello``).
+``stub_node.mjs`` is the same for Node.js; the contract is ``proto/cometmq/v1``, and
+docs/protocol.md tells what its messages share. In a project of your own generate the stubs with
+``python -m grpc_tools.protoc`` from those files.
 """
 
 from __future__ import annotations
@@ -414,6 +415,86 @@ async def receive(place: Place, group: str) -> None:
     print(f"received: the old handle gets {late.error.name}, all is done before {kept.offset}")
 
 
+# --- messages that wait: for their time, or for the end of a transaction --------------------------
+
+
+async def delay(
+    place: Place, queue: common_pb2.QueueRef, position: common_pb2.Position
+) -> common_pb2.Position:
+    """One message comes after its time; another is taken back, and never comes. The position behind
+    them. ``deliver_at_ms`` in place of ``delay_ms`` names a time.
+    """
+    messages = [
+        broker_pb2.OutgoingMessage(
+            topic=place.topic, queue_id=queue.queue_id, body=body, tag="later", delay_ms=delay_ms
+        )
+        for body, delay_ms in ((b"in a second", 1_000), (b"never", 1_500))
+    ]
+    request = broker_pb2.SendRequest(messages=messages)
+    answer = await place.broker.Send(request, timeout=TIMEOUT_S)
+    recall = broker_pb2.RecallRequest(handles=[answer.sent[1].recall_handle])
+    [taken] = (await place.broker.Recall(recall, timeout=TIMEOUT_S)).results
+    found: Messages = []
+    while not found:
+        found, position = await read(place, queue, position, "later")
+    is_late = found[0].store_time_ms - answer.store_time_ms >= 1_000
+    print(f"delayed: {found[0].body.decode()}, waited: {is_late}, other recalled: {taken.recalled}")
+    return position
+
+
+async def transact(
+    place: Place, queue: common_pb2.QueueRef, position: common_pb2.Position, group: str
+) -> None:
+    """Nobody sees a half message before its transaction ends. This producer commits one by itself,
+    and one when the broker asks what became of it, as it asks any producer of the group.
+    """
+    messages = [
+        broker_pb2.OutgoingMessage(
+            topic=place.topic,
+            queue_id=queue.queue_id,
+            body=body,
+            tag="later",
+            producer_group=group,
+            check_immunity_s=1,  # the broker does not ask before
+        )
+        for body in (b"committed", b"asked about")
+    ]
+    request = broker_pb2.SendRequest(messages=messages)
+    sent = (await place.broker.Send(request, timeout=TIMEOUT_S)).sent
+    commit_first = broker_pb2.TransactionEnd(
+        half=sent[0].half, resolution=broker_pb2.TRANSACTION_RESOLUTION_COMMIT
+    )
+    ends = broker_pb2.EndTransactionsRequest(producer_group=group, ends=[commit_first])
+    [ended] = (await place.broker.EndTransactions(ends, timeout=TIMEOUT_S)).results
+    if ended.HasField("error"):
+        raise RuntimeError(f"{ended.error.name}: {ended.error.message}")
+
+    # A producer holds this stream open as long as it lives.
+    stream = place.broker.CheckTransactions()
+    join = broker_pb2.CheckTransactionsJoin(producer_group=group, client_id="client-1")
+    await stream.write(broker_pb2.CheckTransactionsRequest(join=join))
+    checks: Sequence[broker_pb2.TransactionCheck] = []
+    while not checks:  # the first response says that we have joined
+        response = await stream.read()
+        assert isinstance(response, broker_pb2.CheckTransactionsResponse)
+        checks = response.checks
+    is_second = checks[0].half == sent[1].half
+    print(f"checked: the second: {is_second}, asked {checks[0].check_count} times")
+    answers = [
+        broker_pb2.TransactionEnd(
+            half=check.half, resolution=broker_pb2.TRANSACTION_RESOLUTION_COMMIT
+        )
+        for check in checks
+    ]
+    await stream.write(broker_pb2.CheckTransactionsRequest(answers=answers))
+    bodies: list[str] = []
+    while len(bodies) < len(messages):
+        found, position = await read(place, queue, position, "later")
+        bodies += [message.body.decode() for message in found]
+    print(f"transactions: {', '.join(bodies)}")
+    stream.cancel()
+
+
 # --- the tour -------------------------------------------------------------------------------------
 
 
@@ -451,6 +532,8 @@ async def tour(namesrv: str, topic: str, group: str) -> None:
         await reset(place, group, last.queue, last.position.offset, number)
         await fail_twice(place, group, messages[0], position.generation)
         await receive(place, f"{group}-pop")
+        position = await delay(place, last.queue, position)
+        await transact(place, last.queue, position, f"{group}-payers")
 
         try:
             message = broker_pb2.OutgoingMessage(topic="../x", body=b"")

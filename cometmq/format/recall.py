@@ -21,6 +21,11 @@ PURPOSE = b"recall"  # of the MAC
 TOMBSTONE_BODY = b"0"  # RocketMQ's
 
 
+def names_of(topic: str, unique_id: str) -> frozenset[str]:
+    """How tombstones name a message: RocketMQ 5.5, and others of 5.x."""
+    return frozenset((unique_id, f"{topic}+{unique_id}"))
+
+
 class RecallRun(NamedTuple):
     """Messages of one segment, which lie beside each other in the timer queue from offset ``first``
     on. What a handle's MAC is made of.
@@ -115,7 +120,7 @@ class Tombstone(NamedTuple):
             REAL_TOPIC: topic,
             REAL_QID: str(queue_id),
             timers.TIMER_DELIVER_MS: str(due_ms),
-            TIMER_DEL_UNIQKEY: f"{topic}+{source.unique_id}",
+            TIMER_DEL_UNIQKEY: source.unique_id or f"{topic}+",
         }
         if source.unique_id:
             pairs[properties.UNIQ_KEY] = source.unique_id

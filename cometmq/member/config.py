@@ -329,6 +329,16 @@ class MemberConfig(ServiceConfig):
             rocketmq="mappedFileSizeConsumeQueue",
         ),
     )
+    mapped_file_size_timer_log: int = field(
+        default=100 * MIB,
+        metadata=about(
+            "Size of the file in which a clean stop lists for RocketMQ 5 which timers wait.",
+            unit="bytes",
+            minimum=4096,
+            maximum=2**31 - 1,
+            rocketmq="mappedFileSizeTimerLog",
+        ),
+    )
     message_index_enable: bool = field(
         default=True,
         metadata=about(

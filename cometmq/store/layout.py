@@ -27,6 +27,8 @@ TIMERS = "cometmq.timers"
 LOST_AND_FOUND = "lost+found"
 CUT_OFF = "lost"
 TRASH_PREFIX = "cometmq.trash."
+# RocketMQ 5's timers: a folder, a file, and one under config/.
+TIMER_LOG, TIMER_WHEEL, TIMER_CHECK = "timerlog", "timerwheel", "timercheck"
 SNAPSHOTS = ("topics.json", "consumerOffset.json", "subscriptionGroup.json", "delayOffset.json")
 
 OFFSET_DIGITS = 20

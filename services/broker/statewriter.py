@@ -9,10 +9,11 @@ import logging
 from contextlib import suppress
 
 from cometmq.clock import Clock
-from cometmq.errors import BrokerDraining, Shortage, StoreFailed
+from cometmq.errors import BrokerDraining, CometError, Shortage, StoreFailed
 from cometmq.member.config import MemberConfig
 from cometmq.member.state.exports import Exporter
 from cometmq.member.state.keeper import StateKeeper
+from cometmq.member.state.timer_handover import TimerHandover
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging import rocketmq_tables
 from cometmq.messaging.state import STATE_QUEUE_ID, STATE_TOPIC
@@ -39,6 +40,7 @@ class StateWriter:
         self._storage = storage
         self._clock = clock
         self._exporter = Exporter(config.store_path / "config")
+        self._timers = TimerHandover(storage.store, keeper.state.timers, config, clock)
         self._exported = -1  # state records that the last export knew of
 
     async def write(self) -> None:
@@ -86,6 +88,7 @@ class StateWriter:
             return
         mark = rocketmq_tables.SnapshotMark(store.epoch, store.appended_offset)
         files = rocketmq_tables.export(self._keeper.state, mark, self._clock.wall_ms())
+        files |= self._timers.check()
         try:
             await asyncio.to_thread(self._exporter.write, files)
         except OSError as error:  # a full disk, say: the state log is the truth, these are copies
@@ -99,5 +102,9 @@ class StateWriter:
             if not self._storage.sealed:
                 self._write_now()
             await self._export_if_changed()
+            if not self._storage.sealed:  # else the log goes on elsewhere, and here as a copy
+                await asyncio.to_thread(self._timers.finish)
         except StoreFailed as error:
             log.error("the last offsets are not written", extra=fields(reason=str(error)))
+        except (OSError, CometError) as error:
+            log.warning("RocketMQ would repeat timers", extra=fields(reason=str(error)))

@@ -19,11 +19,13 @@ from cometmq.format.batch import BatchLimits
 from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.format.halves import HALF_TOPIC, OP_TOPIC, QUEUE_ID, op_records
 from cometmq.format.indexfile import Sizes
+from cometmq.format.timerlog import decode_check
 from cometmq.format.timers import TIMER_QUEUE, TIMER_TOPIC
 from cometmq.member.config import MemberConfig
-from cometmq.member.state import adoption, timer_adoption
+from cometmq.member.state import adoption
 from cometmq.member.state.follower import FollowerState
 from cometmq.member.state.halves import now_of, open_halves
+from cometmq.member.state.pop_adoption import PopAdoption
 from cometmq.member.state.statelog import (
     Counted,
     append_now,
@@ -35,6 +37,8 @@ from cometmq.member.state.statelog import (
     topic_deletions,
 )
 from cometmq.member.state.tail import progress_of
+from cometmq.member.state.timer_adoption import adopt_timers
+from cometmq.member.state.timer_handover import TimerHandover
 from cometmq.messaging import rebuilding
 from cometmq.messaging.adoption import Tables
 from cometmq.messaging.changes import DelaysReached, TopicDropped
@@ -48,6 +52,7 @@ from cometmq.model import DELAY_LEVEL_MAX, TopicConfig
 from cometmq.replication.epoch_history import EpochBranches, common_end
 from cometmq.store.base import BaseStore
 from cometmq.store.follower import FollowerStore
+from cometmq.store.layout import CONFIG, TIMER_CHECK
 from cometmq.store.recovery.opening import Preview
 from cometmq.store.recovery.recovery import Progress
 from cometmq.store.writer import MessageStore, StoreOptions
@@ -120,7 +125,7 @@ def open_writer(
             else:
                 _raise_generations(store, state, common)
         if store.adoption is not None:
-            _adopt_timers(store, state, config, clock)
+            _adopt_what_waits(store, state, config, clock)
         stored = {topic for topic, _ in store.queues()}
         delays = progress_of(store, state, clock.monotonic_s())
         _fit_levels(store, state, stored, delays)
@@ -144,6 +149,7 @@ def open_writer(
         store.settle_state()
         if store.adoption is not None:
             adoption.settle(store, state, config, clock)
+        _begin_handover(TimerHandover(store, state.timers, config, clock))
     except BaseException:
         store.abandon()
         raise
@@ -174,19 +180,29 @@ def _fit_levels(
         state.apply(change)
 
 
-def _adopt_timers(
+def _adopt_what_waits(
     store: MessageStore, state: BrokerState, config: MemberConfig, clock: Clock
 ) -> None:
-    """What RocketMQ left to be delivered at its time."""
-    path = config.store_path / "config" / timer_adoption.TIMERCHECK
-    content = path.read_bytes() if path.is_file() else None
-    check = timer_adoption.read_check(content)
-    count = timer_adoption.adopt_timers(store, state.timers, check, clock.wall_ms())
+    """What RocketMQ left to be delivered at its time, and what members have not acknowledged."""
+    pops = PopAdoption(store, state)
+    path = config.store_path / CONFIG / TIMER_CHECK
+    check = decode_check(path.read_bytes() if path.is_file() else None)
+    count = adopt_timers(store, state.timers, check, clock.wall_ms(), pops.takes)
     if count:
         log.warning("adopted timers", extra=fields(waiting=count, checkpoint=check is not None))
     _, end = store.queue_bounds(*TIMER_QUEUE)
     if end and TIMER_TOPIC not in state.topics:  # RocketMQ's tables need not name it
         state.apply(state.plan_topic(TopicConfig(TIMER_TOPIC, 1, 1), by_system=True))
+    pops.read()
+    if received := pops.settle(store.epoch):
+        log.warning("adopted received messages", extra=fields(unacknowledged=received))
+
+
+def _begin_handover(timers: TimerHandover) -> None:
+    try:
+        timers.begin()
+    except OSError as error:  # RocketMQ would repeat more of what we deliver from now on
+        log.warning("RocketMQ's timer files are as before", extra=fields(reason=error.strerror))
 
 
 def _open_halves(

@@ -4,74 +4,70 @@ Blocking; reads the timer queue once.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
 
 from cometmq.errors import MessageNotFound, StoreDamaged
 from cometmq.format import delayed, queueunit, record, timers
 from cometmq.format.record import Record
+from cometmq.format.timerlog import SECOND_MS, TimerCheck
 from cometmq.format.timers import TIMER_OUT_MS, TIMER_QUEUE
 from cometmq.messaging.timers import TIME_MS_MAX, Timer, TimerMark, TimerTable
+from cometmq.model import QueueKey
 from cometmq.store.base import BaseStore
 
-TIMERCHECK = "timercheck"
-# Time up to which RocketMQ has delivered, position in its timer log, offset in the timer queue up
-# to which it has looked at messages. More follows.
-_CHECK = struct.Struct(">qqq")
 UNITS_AT_ONCE = 1_024
 
 
-class Checkpoint(NamedTuple):
-    """RocketMQ has delivered what it had looked at, before ``offset``, up to this time."""
-
-    time_ms: int
-    offset: int
-
-
-def read_check(content: bytes | None) -> Checkpoint | None:
-    """RocketMQ's ``config/timercheck``; None: it says nothing."""
-    if content is None or len(content) < _CHECK.size:
-        return None
-    time_ms, _, offset = _CHECK.unpack_from(content)
-    return Checkpoint(time_ms, offset) if time_ms > 0 and offset >= 0 else None
-
-
-def adopt_timers(store: BaseStore, table: TimerTable, check: Checkpoint | None, now_ms: int) -> int:
+def adopt_timers(
+    store: BaseStore,
+    table: TimerTable,
+    check: TimerCheck | None,
+    now_ms: int,
+    takes: Callable[[Record], bool] = lambda _: False,
+) -> int:
     """Let ``table`` have what still waits, and nothing else; how many messages that are.
 
     Of several records of one message, which RocketMQ stores again every two days, the newest
-    counts; a tombstone cancels. Without a checkpoint all that is not yet due waits.
+    counts; a tombstone cancels. Without a checkpoint all that is not yet due waits. If RocketMQ has
+    left our checkpoint as it was, ``table`` knows what waits. ``takes``: hears of each that waits;
+    one for which it says True is not delivered.
     """
     low, end = store.queue_bounds(*TIMER_QUEUE)
-    if low == end:
+    if low == end or (check is not None and check.is_ours and table.mark != TimerMark()):
         return 0
-    check = check or Checkpoint(now_ms, end)
+    check = check or TimerCheck(now_ms, end)
     offset = min(max(check.offset, low), end)
-    time_ms = max(check.time_ms, table.watermark.due_ms)
-    table.restore(TimerMark(Timer(time_ms, TIME_MS_MAX), offset, low), ())
     newest: dict[str, Timer] = {}
+    names: dict[str, str] = {}  # of the messages by their unique ids alone
     gone: list[Timer] = []
-    for found in _records(store, low, end):
+    for found in records_of(store, TIMER_QUEUE, low, end):
         due_ms = timers.due_ms(found.raw_properties)
         if due_ms is None:
             continue
         timer = Timer(due_ms, found.queue_offset)
-        name = timers.recalls(found.raw_properties)
-        if name:
+        recalled = timers.recalls(found.raw_properties)
+        if recalled:
+            # Some versions name the topic too.
+            name = recalled if recalled in newest else names.get(recalled, "")
             gone += [timer, *filter(None, [newest.pop(name, None)])]
             continue
-        name = _name_of(found)
+        name = names[found.unique_id] = _name_of(found)
         if name in newest:
             gone.append(newest[name])
         newest[name] = timer
-        out_ms = found.properties.get(TIMER_OUT_MS, "")
-        # It rounds down, and so delivers up to a second before our time.
-        if timer.offset < offset and out_ms.isdigit() and int(out_ms) <= time_ms:
+        is_delivered = timer.offset < offset and _second_of(found, due_ms) < check.time_ms
+        if is_delivered or not table.is_pending(timer) or takes(found):
             gone.append(newest.pop(name))
+    table.restore(TimerMark(Timer(check.time_ms - 1, TIME_MS_MAX), offset, low), ())
     for timer in gone:
         table.skip(timer)
     return sum(map(table.is_pending, newest.values()))
+
+
+def _second_of(found: Record, due_ms: int) -> int:
+    """The second in which RocketMQ delivers the message."""
+    out_ms = found.properties.get(TIMER_OUT_MS, "")
+    return (int(out_ms) if out_ms.isdigit() else due_ms) // SECOND_MS * SECOND_MS
 
 
 def _name_of(found: Record) -> str:
@@ -81,10 +77,10 @@ def _name_of(found: Record) -> str:
     return f"{topic}+{found.unique_id}" if found.unique_id else str(found.queue_offset)
 
 
-def _records(store: BaseStore, first: int, end: int) -> Iterator[Record]:
-    """Those that are there, in order."""
+def records_of(store: BaseStore, key: QueueKey, first: int, end: int) -> Iterator[Record]:
+    """Those of the queue that are there, in order."""
     while first < end:
-        units = store.read_units(*TIMER_QUEUE, first, min(UNITS_AT_ONCE, end - first))
+        units = store.read_units(*key, first, min(UNITS_AT_ONCE, end - first))
         for place, size, _ in queueunit.iterate(units):
             if queueunit.is_message(place, size) and size > queueunit.LOST_SIZE:
                 try:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from cometmq.errors import CometError, MessageNotFound, PropertiesTooLarge, RecallHandleInvalid
 from cometmq.format import delayed, queueunit, recall, timers
-from cometmq.format.recall import PURPOSE, Handle, RecallRun, Tombstone
+from cometmq.format.recall import PURPOSE, Handle, RecallRun, Tombstone, names_of
 from cometmq.format.record import Record
 from cometmq.format.timers import TIMER_QUEUE, TIMER_TOPIC
 from cometmq.member.read.records import read_each, slices
@@ -185,6 +185,7 @@ class RecallService:
         if source is not None and not _is_meant(source, handle):
             raise RecallHandleInvalid("the handle names another message than is at its place")
         made = set() if source is None else {source.log_offset}  # the message, and its copies
+        names = names_of(handle.run.topic, handle.unique_id)
         low, end = self._storage.store.queue_bounds(*TIMER_QUEUE)
         stop = min(end, timer.offset + 1 + SEARCH_UNITS_MAX)
         first = max(low, timer.offset + 1)
@@ -195,7 +196,7 @@ class RecallService:
                 name = timers.recalls(found.raw_properties)
                 if found.prepared_offset in made and not name:
                     made.add(found.log_offset)
-                elif found.prepared_offset in made if made else name == _name_of(handle):
+                elif found.prepared_offset in made if made else name in names:
                     return True
             first += max(1, len(units) // queueunit.UNIT_BYTES)
         if source is None and is_early:
@@ -244,8 +245,3 @@ def _is_meant(found: Record, handle: Handle) -> bool:
         and found.unique_id == handle.unique_id
         and not timers.recalls(found.raw_properties)
     )
-
-
-def _name_of(handle: Handle) -> str:
-    """How a tombstone names a message."""
-    return f"{handle.run.topic}+{handle.unique_id}"

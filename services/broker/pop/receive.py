@@ -192,6 +192,9 @@ class ReceiveService:
         retry_topic = RETRY_PREFIX + ask.group
         if retry_topic not in {one.topic for one in wanted_all} and topics.find(retry_topic):
             wanted_all.append(Wanted(retry_topic))
+        # Where RocketMQ has put what came again before this store was ours.
+        theirs = (f"{retry_topic}_{wanted.topic}" for wanted in ask.wanted)
+        wanted_all += [Wanted(topic) for topic in theirs if topics.find(topic)]
         keys: list[tuple[Wanted, QueueKey]] = []
         first_error: CometError | None = None
         for wanted in wanted_all:
@@ -203,7 +206,7 @@ class ReceiveService:
                 first_error = first_error or error
                 continue
             keys += [(wanted, key) for key in found]
-        if first_error is not None and all(key[0] == retry_topic for _, key in keys):
+        if first_error is not None and all(key[0].startswith(retry_topic) for _, key in keys):
             raise first_error
         first = self._rounds % len(keys)
         self._rounds += 1 if len(keys) <= QUEUES_PER_CALL_MAX else QUEUES_PER_CALL_MAX

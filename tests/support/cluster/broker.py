@@ -41,6 +41,7 @@ from tests.support.waiting import DEADLINE_S, until
 SMALL_FILES = {
     "mapped_file_size_commit_log": 256 * 1024,
     "mapped_file_size_consume_queue": 400,
+    "mapped_file_size_timer_log": 64 * 1024,
     "max_hash_slot_num": 64,
     "max_index_num": 256,
 }

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from cometmq.format import properties, record
+from cometmq.format.timerlog import TimerCheck
 from cometmq.format.timers import TIMER_TOPIC
-from cometmq.member.state.timer_adoption import Checkpoint, adopt_timers, read_check
-from cometmq.messaging.timers import Timer, TimerTable
+from cometmq.member.state.timer_adoption import adopt_timers
+from cometmq.messaging.timers import TIME_MS_MAX, Timer, TimerMark, TimerTable
 from cometmq.replication.watermarks import DurabilityClass
 from tests.support.cluster.members import living_member
 from tests.support.stores.small_stores import HOST, START_MS
@@ -60,7 +60,7 @@ def left(name: str, due_s: float, **more: str) -> Left:
 
 QUEUE = [
     left("delivered", -60),
-    left("rounded", 0.5),  # RocketMQ has delivered it: its time is rounded down
+    left("rounded", 0.5),  # RocketMQ delivers it a second after its time, rounded down
     left("waits", 60),
     left("stored again", 100_000),
     left("recalled", 90),
@@ -72,20 +72,23 @@ QUEUE = [
 ]
 
 
+@pytest.mark.parametrize("recalls", ["T+recalled", "recalled"], ids=["5.3", "5.5"])
 @pytest.mark.parametrize(
     ("check", "waiting"),
     [
-        (Checkpoint(NOW_MS, 8), [2, 5, 8, 9]),
-        (Checkpoint(NOW_MS, 0), [0, 1, 2, 5, 8, 9]),  # it has looked at nothing
-        (Checkpoint(NOW_MS + 65 * S, 10), [5, 9]),
-        (None, [2, 5, 9]),
+        (TimerCheck(NOW_MS, 8), [1, 2, 5, 8, 9]),
+        (TimerCheck(NOW_MS + S, 8), [2, 5, 8, 9]),
+        (TimerCheck(NOW_MS, 0), [0, 1, 2, 5, 8, 9]),  # it has looked at nothing
+        (TimerCheck(NOW_MS + 65 * S, 10), [5, 9]),
+        (None, [1, 2, 5, 9]),
     ],
 )
 async def test_what_still_waits(
-    tmp_path: Path, check: Checkpoint | None, waiting: list[int]
+    tmp_path: Path, check: TimerCheck | None, waiting: list[int], recalls: str
 ) -> None:
+    queue = [*QUEUE[:6], left("recalled", 90, TIMER_DEL_UNIQKEY=recalls), *QUEUE[7:]]
     async with living_member(tmp_path / "store") as member:
-        member.storage.append_relayed(QUEUE, {TIMER_TOPIC: DurabilityClass.ASYNC}, HOST)
+        member.storage.append_relayed(queue, {TIMER_TOPIC: DurabilityClass.ASYNC}, HOST)
         table = TimerTable()
         count = adopt_timers(member.store, table, check, NOW_MS)
         dues = [NOW_MS + int(s * S) for s in (-60, 0.5, 60, 1e5, 90, 1e5, 90, 0, -5, 70)]
@@ -100,8 +103,28 @@ def _waits(table: TimerTable, due_ms: int, offset: int) -> bool:
     return table.is_pending(Timer(due_ms, offset))
 
 
-def test_the_checkpoint_is_read_strictly() -> None:
-    good = struct.pack(">qqqq", NOW_MS, 7, 12, 0) + bytes(24)
-    assert read_check(good) == Checkpoint(NOW_MS, 12)
-    for wrong in (None, b"", good[:20], bytes(56), struct.pack(">qqq", NOW_MS, 0, -1)):
-        assert read_check(wrong) is None
+async def test_what_we_had_delivered_stays_delivered(tmp_path: Path) -> None:
+    """RocketMQ was started on our store, and stopped before it came to what was late."""
+    ours = TimerMark(Timer(NOW_MS + 65 * S, TIME_MS_MAX), 10, 0)
+    async with living_member(tmp_path / "store") as member:
+        member.storage.append_relayed(QUEUE, {TIMER_TOPIC: DurabilityClass.ASYNC}, HOST)
+        table = TimerTable()
+        table.restore(ours, [Timer(NOW_MS + 90 * S, 4), Timer(NOW_MS + 90 * S, 6)])
+        table.late.append(Timer(NOW_MS + 60 * S, 2))
+        assert adopt_timers(member.store, table, TimerCheck(NOW_MS + 10 * S, 10), NOW_MS) == 3
+        dues = {2: 60, 5: 1e5, 9: 70}
+        assert all(_waits(table, NOW_MS + int(s * S), n) for n, s in dues.items())
+        assert not any(_waits(table, NOW_MS + s * S, n) for n, s in {0: -60, 4: 90, 8: -5}.items())
+        await member.on_disk()
+
+
+async def test_our_own_checkpoint_says_nothing_new(tmp_path: Path) -> None:
+    ours = TimerMark(Timer(NOW_MS + 65 * S, TIME_MS_MAX), 10, 0)
+    async with living_member(tmp_path / "store") as member:
+        member.storage.append_relayed(QUEUE, {TIMER_TOPIC: DurabilityClass.ASYNC}, HOST)
+        for before, after in ((ours, ours), (TimerMark(), None)):
+            table = TimerTable()
+            table.restore(before, ())
+            adopt_timers(member.store, table, TimerCheck(NOW_MS, 0, is_ours=True), NOW_MS)
+            assert (table.mark == after) == (after is not None), "a lost state has only the file"
+        await member.on_disk()
