@@ -18,7 +18,7 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from statistics import median
 
@@ -43,6 +43,7 @@ from cometmq.client import (
     SimpleConsumer,
     SimpleConsumerOptions,
 )
+from cometmq.errors import CometError
 from cometmq.model import FlushMode
 from cometmq.rpc.channels import open_channel
 from cometmq.v1 import broker_pb2, broker_pb2_grpc, common_pb2
@@ -165,7 +166,8 @@ async def wait_idle(said: argparse.Namespace) -> None:
 
     async def keep_receiving(consumer: SimpleConsumer) -> None:
         while True:
-            await consumer.receive(AT_ONCE, wait_ms=IDLE_WAIT_MS)
+            with suppress(CometError):  # while all connect at once
+                await consumer.receive(AT_ONCE, wait_ms=IDLE_WAIT_MS)
 
     async with asyncio.TaskGroup() as tasks:
 
@@ -302,7 +304,7 @@ def main(argv: Sequence[str]) -> None:
     waiting = idle(folder, said.idle, said.seconds) if said.idle else {}
     table = []
     for name, key, digits, limit in ROWS:
-        values = [one[key] for one in runs if key in one] or [waiting[key]] * (key in waiting)
+        values = [one[key] for one in [*runs, waiting] if key in one]
         if values:
             table.append([name, f"{median(values):,.{digits}f}", limit])
     print(markdown(["what", "median", "limit"], table))

@@ -39,6 +39,9 @@ class Connections:
         self.namesrv = ";".join(names)
         self._resolver = Resolver(names)
         self._channels = ChannelPool()
+        self._brokers: dict[
+            str, tuple[grpc.aio.Channel, broker_pb2_grpc.BrokerServiceAsyncStub]
+        ] = {}  # by address
         self._begun = False
 
     def begin(self) -> None:
@@ -54,7 +57,11 @@ class Connections:
         return await self._resolver.addresses()
 
     def broker(self, address: str) -> broker_pb2_grpc.BrokerServiceAsyncStub:
-        return broker_pb2_grpc.BrokerServiceStub(self._channels.get(address))
+        channel = self._channels.get(address)
+        known = self._brokers.get(address)
+        if known is None or known[0] is not channel:  # to make a stub takes 20 µs
+            known = self._brokers[address] = channel, broker_pb2_grpc.BrokerServiceStub(channel)
+        return known[1]
 
     def pull(
         self, address: str
@@ -74,6 +81,7 @@ class Connections:
 
     def forget(self, address: str) -> None:
         """Another process is there now: the next call connects again."""
+        self._brokers.pop(address, None)
         self._channels.drop(address)
 
     async def close(self) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -23,6 +24,7 @@ from cometmq.rpc.interceptors import from_proto
 from cometmq.rpc.streams import ask
 from cometmq.rpc.tasks import stop_all
 from cometmq.v1 import broker_pb2, common_pb2
+from cometmq.v1.namesrv_pb2 import TopicRoute
 
 CALLS_MAX = 3  # for one receive, or change of invisible times, whose answer does not come
 ITEMS_MAX = 1_024  # of a call
@@ -90,24 +92,28 @@ class PopCalls:
         self._options = options
         self._long_poller = long_poller
         self._subscriptions = subscriptions
+        # What is asked for at each broker group, made once for these routes and filters.
+        self._asked: dict[str, list[broker_pb2.Subscription]] = {}
+        self._asked_for: list[tuple[str, TopicRoute | None, Filter]] = []
 
     def broker_groups(self) -> list[str]:
         """Those that have any of the topics, as the routes say now, by name."""
-        found = {
-            queue.broker_group
-            for topic in self._subscriptions
-            if (route := self._routes.get(topic)) is not None
-            for queue in readable_queues(route)
-        }
-        return sorted(found)
+        return list(self._subscriptions_at())
 
-    def _topics_at(self, broker_group: str) -> dict[str, Filter]:
-        return {
-            topic: wanted
-            for topic, wanted in self._subscriptions.items()
-            if (route := self._routes.get(topic)) is not None
-            and any(queue.broker_group == broker_group for queue in readable_queues(route))
-        }
+    def _subscriptions_at(self) -> dict[str, list[broker_pb2.Subscription]]:
+        """By broker group, in order of their names."""
+        now = [(topic, self._routes.get(topic), one) for topic, one in self._subscriptions.items()]
+        if not _are_same(now, self._asked_for):
+            found: defaultdict[str, list[broker_pb2.Subscription]] = defaultdict(list)
+            for topic, route, wanted in now:
+                asked = broker_pb2.Subscription(
+                    topic=self._calls.namespace.wire(topic), filter=_filter(wanted)
+                )
+                queues = readable_queues(route) if route is not None else []
+                for broker_group in {queue.broker_group for queue in queues}:
+                    found[broker_group].append(asked)
+            self._asked_for, self._asked = now, dict(sorted(found.items()))
+        return self._asked
 
     async def receive(self, broker_group: str, count_max: int, invisible_ms: int) -> PopAnswer:
         """Messages that nobody else gets for a while. A call without an answer is made again, and
@@ -124,8 +130,7 @@ class PopCalls:
             start_time_ms=options.consume_from_time_ms,
             client_id=self._calls.client_id,
         )
-        for topic, wanted in self._topics_at(broker_group).items():
-            request.subscriptions.add(topic=namespace.wire(topic), filter=_filter(wanted))
+        request.subscriptions.extend(self._subscriptions_at().get(broker_group, ()))
         if not request.subscriptions:
             return PopAnswer([], False, None, False, ())
         asked_s = asyncio.get_running_loop().time()  # an answer that comes again counts from then
@@ -302,6 +307,17 @@ class PopCalls:
                 return True
             pull.position.CopyFrom(response.next_position)
         return False
+
+
+def _are_same(
+    some: Sequence[tuple[str, TopicRoute | None, Filter]],
+    others: Sequence[tuple[str, TopicRoute | None, Filter]],
+) -> bool:
+    """Whether they are the same topics with the same objects: nothing is looked into."""
+    return len(some) == len(others) and all(
+        one[0] == other[0] and one[1] is other[1] and one[2] is other[2]
+        for one, other in zip(some, others, strict=True)
+    )
 
 
 def _filter(wanted: Filter) -> common_pb2.Filter:
