@@ -1,6 +1,6 @@
 """Hooks: what an application lets happen around each send and each listener call, and which
 messages it keeps from its consumers. RocketMQ's SendMessageHook, ConsumeMessageHook and
-FilterMessageHook; tracing stands on them.
+FilterMessageHook.
 
 What a hook raises is logged and changes nothing else.
 """
@@ -8,11 +8,12 @@ What a hook raises is logged and changes nothing else.
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from asyncio import Future
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from cometmq.client.messages import ConsumeResult, Later, SendReceipt
 from cometmq.client.received import ReceivedMessage
@@ -74,6 +75,17 @@ class ConsumeHook(Protocol):
 
     def after_consume(self, context: ConsumeContext) -> None:
         """When the call has ended, also of one that took too long."""
+
+
+AsyncListener: TypeAlias = "Callable[[list[ReceivedMessage]], Awaitable[object]]"
+
+
+class ListenerWrapper(ABC):
+    """What stands around each listener call without a context for it."""
+
+    @abstractmethod
+    def around(self, listener: AsyncListener, group: str) -> AsyncListener:
+        """The listener with it around."""
 
 
 class FilterHook(Protocol):
@@ -164,11 +176,15 @@ class SendHooks:
 
 
 def with_consume_hooks(
-    listener: Callable[[list[ReceivedMessage]], Awaitable[object]],
-    hooks: Sequence[ConsumeHook],
-    group: str,
-) -> Callable[[list[ReceivedMessage]], Awaitable[object]]:
-    """The listener with the hooks around it."""
+    listener: AsyncListener, around: Sequence[ConsumeHook | ListenerWrapper], group: str
+) -> AsyncListener:
+    """The listener with the wrappers, and the hooks around them."""
+    hooks: list[ConsumeHook] = []
+    for one in around:
+        if isinstance(one, ListenerWrapper):
+            listener = one.around(listener, group)
+        else:
+            hooks.append(one)
     if not hooks:
         return listener
     guard, backwards = _Guard(), list(reversed(list(enumerate(hooks))))

@@ -19,7 +19,7 @@ from cometmq.client.consuming.orderly import leave_to_lane, orderly_in_place, or
 from cometmq.client.consuming.push_queues import PushQueues
 from cometmq.client.consuming.send_backs import SendBacks
 from cometmq.client.group.share import GroupShare
-from cometmq.client.hooks import ConsumeHook, message_filter
+from cometmq.client.hooks import ConsumeHook, ListenerWrapper, message_filter
 from cometmq.client.messages import ConsumeMode, Later, MessageModel, OrderBy, SendReceipt
 from cometmq.client.names import check_group, check_topic, filter_of, of, own_group
 from cometmq.client.namespaces import Namespace
@@ -158,7 +158,7 @@ class PushConsumer:
         share.limit_tries(self._options.retry_times_max)
         self._queues, self._share = queues, share
 
-    def _hooks(self) -> tuple[ConsumeHook, ...]:
+    def _hooks(self) -> tuple[ConsumeHook | ListenerWrapper, ...]:
         hooks = self._options.consume_hooks
         if not self._options.trace_enable:
             return hooks

@@ -169,12 +169,16 @@ class TracePack(Protocol):
         those that are marked. Where it stopped: full, or before a message that Python looks at.
         """
 
-    def put_calls(
-        self, messages: Sequence[object], at: int, period: int, topic: str, form: CallForm, /
+    def choose(
+        self, messages: Sequence[Any], at: int, period: int, topic: str, found: list[Any], /
     ) -> int:
-        """Takes records of received messages from ``at`` on: one of ``period`` by their ids, none
-        with 0, and those that are marked, but none of the topic. Where it stopped, as above.
+        """Appends to ``found`` which of the received messages from ``at`` on are traced: one of
+        ``period`` by their ids, none with 0, and those that are marked, but none of the topic.
+        Where it stopped: before a message that Python looks at.
         """
+
+    def put_calls(self, messages: Sequence[object], at: int, form: CallForm, /) -> int:
+        """Takes records of received messages from ``at`` on. Where it stopped, as put_sent."""
 
     def take(self) -> tuple[bytes, bytes]:
         """The records, and the keys with blanks between them; then it is empty."""

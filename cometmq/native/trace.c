@@ -26,6 +26,8 @@ typedef struct {
     size_t keys_bytes, keys_max; /* each word with the blank behind it */
     Py_ssize_t count, room, dropped;
     char is_full;
+    uint8_t stream[ID_BYTES - COUNTER_DIGITS]; /* what an id looked at before began with, and its CRC */
+    uint32_t stream_crc;
     uint16_t slots[WORD_SLOTS]; /* one above the place of a word in `keys`, by the word's hash; 0: free */
 } trace_pack;
 
@@ -109,10 +111,12 @@ static int is_plain(span text)
 /* An id is one word in ASCII. */
 static int is_id(span text)
 {
+    int is_other = 0;
+    if (text.length == 0 || text.length > TEXT_BYTES_MAX)
+        return 0;
     for (size_t at = 0; at < text.length; at++)
-        if (text.start[at] <= ' ' || text.start[at] >= 0x80)
-            return 0;
-    return text.length > 0 && text.length <= TEXT_BYTES_MAX;
+        is_other |= text.start[at] <= ' ' || text.start[at] >= 0x80;
+    return !is_other;
 }
 
 static uint8_t *put_text(uint8_t *to, span text)
@@ -373,23 +377,31 @@ static PyObject *pack_put_sent(PyObject *object, PyObject *arguments)
 /* --- what was received -------------------------------------------------------------------------------------------- */
 
 /* Whether the message with the id is one of the sample; 0 when Python has to look at it. */
-static int is_in_sample(span id, unsigned long long period, int *is_sampled)
+static int is_in_sample(trace_pack *self, span id, unsigned long long period, int *is_sampled)
 {
     *is_sampled = period == 1;
     if (period < 2)
         return 1;
     uint64_t number = 0;
     span stream = id;
+    uint32_t crc;
     if (id.length == ID_BYTES) {
         stream.length -= COUNTER_DIGITS;
+        if (memcmp(self->stream, stream.start, sizeof self->stream) != 0) {
+            memcpy(self->stream, stream.start, sizeof self->stream);
+            self->stream_crc = crc32_of(stream.start, stream.length);
+        }
+        crc = self->stream_crc;
         for (size_t at = stream.length; at < id.length; at++) {
             unsigned digit = id.start[at] - (unsigned)'0', letter = (id.start[at] | 0x20u) - (unsigned)'a';
             if (digit > 9 && letter > 5)
                 return 0;
             number = 16 * number + (digit <= 9 ? digit : letter + 10);
         }
+    } else {
+        crc = crc32_of(stream.start, stream.length);
     }
-    *is_sampled = (number + crc32_of(stream.start, stream.length)) % period == 0;
+    *is_sampled = (number + crc) % period == 0;
     return 1;
 }
 
@@ -397,24 +409,28 @@ typedef struct {
     span head, middle, tail;
 } call_form;
 
-static int put_call_one(trace_pack *self, const call_form *form, PyObject *message, unsigned long long period)
+/* Whether the message is traced; 0 when Python has to look at it. */
+static int is_chosen(trace_pack *self, PyObject *message, unsigned long long period, int *is_traced)
 {
     named named;
-    int is_sampled = 0;
     if (!find_named(received_properties(message), &named) || !is_id(named.unique_id)
-        || !is_in_sample(named.unique_id, period, &is_sampled))
-        return UNKNOWN;
+        || !is_in_sample(self, named.unique_id, period, is_traced))
+        return 0;
     if (is_same_text(named.mark, "true", 4))
-        is_sampled = 1;
+        *is_traced = 1;
     else if (is_same_text(named.mark, "false", 5))
-        is_sampled = 0;
-    if (!is_sampled)
-        return DONE;
+        *is_traced = 0;
+    return 1;
+}
+
+static int put_call_one(trace_pack *self, const call_form *form, PyObject *message)
+{
+    named named;
     if (self->room <= 0) {
         self->dropped++;
         return DONE;
     }
-    if (!is_plain(named.keys))
+    if (!find_named(received_properties(message), &named) || !is_id(named.unique_id) || !is_plain(named.keys))
         return UNKNOWN;
     uint8_t *begin = reserve(self, form->head.length + named.unique_id.length + form->middle.length
                              + named.keys.length + form->tail.length + 4 * DIGITS_MAX);
@@ -442,26 +458,19 @@ static int is_of_topic(PyObject *queue, PyObject *topic)
     return is_same;
 }
 
-static PyObject *pack_put_calls(PyObject *object, PyObject *arguments)
+static PyObject *pack_choose(PyObject *object, PyObject *arguments)
 {
-    trace_pack *self = (trace_pack *)object;
-    PyObject *messages, *topic;
-    Py_ssize_t at, lengths[3];
+    PyObject *messages, *topic, *found, *queue = NULL; /* the queue of the message before */
+    Py_ssize_t at;
     unsigned long long period;
-    const char *starts[3];
-    if (!PyArg_ParseTuple(arguments, "OnKU(y#y#y#):put_calls", &messages, &at, &period, &topic, &starts[0],
-                          &lengths[0], &starts[1], &lengths[1], &starts[2], &lengths[2]))
-        return NULL;
-    call_form form = {{(const uint8_t *)starts[0], (size_t)lengths[0]},
-                      {(const uint8_t *)starts[1], (size_t)lengths[1]},
-                      {(const uint8_t *)starts[2], (size_t)lengths[2]}};
-    PyObject *queue = NULL; /* of the message before */
     int became = DONE, is_own = 0;
+    if (!PyArg_ParseTuple(arguments, "OnKUO!:choose", &messages, &at, &period, &topic, &PyList_Type, &found))
+        return NULL;
     Py_ssize_t count = PySequence_Size(messages);
     if (count < 0)
         return NULL;
-    self->is_full = 0;
-    for (; at < count; at++) {
+    for (; became == DONE && at < count; at += became == DONE) {
+        int is_traced = 0;
         PyObject *message = PySequence_GetItem(messages, at);
         if (message == NULL) {
             became = FAILED;
@@ -473,13 +482,44 @@ static PyObject *pack_put_calls(PyObject *object, PyObject *arguments)
                 queue = Py_NewRef(received_queue(message));
                 is_own = is_of_topic(queue, topic);
             }
-            became = is_own < 0 ? FAILED : is_own ? DONE : put_call_one(self, &form, message, period);
+            if (is_own < 0)
+                became = FAILED;
+            else if (!is_own && !is_chosen((trace_pack *)object, message, period, &is_traced))
+                became = UNKNOWN;
+            else if (!is_own && is_traced && PyList_Append(found, message) < 0)
+                became = FAILED;
         }
         Py_XDECREF(message);
-        if (became != DONE)
-            break;
     }
     Py_XDECREF(queue);
+    return became == FAILED ? NULL : PyLong_FromSsize_t(at);
+}
+
+static PyObject *pack_put_calls(PyObject *object, PyObject *arguments)
+{
+    trace_pack *self = (trace_pack *)object;
+    PyObject *messages;
+    Py_ssize_t at, lengths[3];
+    const char *starts[3];
+    int became = DONE;
+    if (!PyArg_ParseTuple(arguments, "On(y#y#y#):put_calls", &messages, &at, &starts[0], &lengths[0], &starts[1],
+                          &lengths[1], &starts[2], &lengths[2]))
+        return NULL;
+    call_form form = {{(const uint8_t *)starts[0], (size_t)lengths[0]},
+                      {(const uint8_t *)starts[1], (size_t)lengths[1]},
+                      {(const uint8_t *)starts[2], (size_t)lengths[2]}};
+    Py_ssize_t count = PySequence_Size(messages);
+    if (count < 0)
+        return NULL;
+    self->is_full = 0;
+    for (; became == DONE && at < count; at += became == DONE) {
+        PyObject *message = PySequence_GetItem(messages, at);
+        if (message == NULL)
+            became = FAILED;
+        else
+            became = is_received(message) ? put_call_one(self, &form, message) : UNKNOWN;
+        Py_XDECREF(message);
+    }
     return became == FAILED ? NULL : PyLong_FromSsize_t(at);
 }
 
@@ -559,6 +599,7 @@ static void pack_dealloc(PyObject *object)
 static PyMethodDef pack_methods[] = {
     {"put", pack_put, METH_VARARGS, NULL},
     {"put_sent", pack_put_sent, METH_VARARGS, NULL},
+    {"choose", pack_choose, METH_VARARGS, NULL},
     {"put_calls", pack_put_calls, METH_VARARGS, NULL},
     {"take", pack_take, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from typing import Protocol, TypeGuard, cast
 
-from cometmq.client.hooks import ConsumeHook, with_consume_hooks
+from cometmq.client.hooks import ConsumeHook, ListenerWrapper, with_consume_hooks
 from cometmq.client.messages import ConsumeResult, Later
 from cometmq.client.names import of
 from cometmq.client.reading.progress import AnyRun
@@ -129,7 +129,7 @@ class Workers:
         batch_count: int,
         redelivery: BackoffPolicy,
         timeout_s: float,
-        hooks: Sequence[ConsumeHook] = (),
+        hooks: Sequence[ConsumeHook | ListenerWrapper] = (),
         group: str = "",
     ) -> None:
         self._threads = None if _is_async(listener) else ListenerThreads(listener)

@@ -48,6 +48,7 @@ class Replier:
     def __init__(self, namesrv: str, client_id: str, clock: Clock = _CLOCK) -> None:
         self._producer = LateProducer(namesrv, ProducerOptions(client_id=client_id))
         self._clock = clock
+        self._cluster = ""  # that the routes are of; empty: not known yet
         self._deadlines: Deadlines[_Sent] = Deadlines(_is_waiting, _expire)
         self.is_open = False  # its client is
 
@@ -83,10 +84,11 @@ class Replier:
         producer = self._producer.now
         if producer is None:
             return None
-        cluster = message.properties.get(CLUSTER) or producer._routes.cluster()
-        return (
-            producer._send_now(self._made(message, requester, body, cluster)) if cluster else None
-        )
+        self._cluster = self._cluster or producer._routes.cluster()
+        cluster = message.properties.get(CLUSTER) or self._cluster
+        if not cluster:
+            return None
+        return producer._send_now(self._made(message, requester, body, cluster))
 
     async def _send(
         self, message: ReceivedMessage, requester: Requester, body: bytes

@@ -6,7 +6,7 @@ import itertools
 import secrets
 from collections.abc import Iterable, Sequence
 
-from cometmq.client.hooks import ConsumeContext
+from cometmq.client.hooks import AsyncListener, ListenerWrapper
 from cometmq.client.messages import ConsumeResult
 from cometmq.client.received import ReceivedMessage
 from cometmq.client.tracing.dispatcher import TraceDispatcher
@@ -15,11 +15,13 @@ from cometmq.clock import SystemClock
 from cometmq.format import trace
 from cometmq.model import QueueRef
 
+_SUCCESSES = (None, ConsumeResult.SUCCESS)
+
 RECEIVED_MAX = 65_536  # messages whose acknowledgement is waited for
 
 
-class ConsumeTracer:
-    """A ConsumeHook: records of each listener call."""
+class ConsumeTracer(ListenerWrapper):
+    """Records of listener calls."""
 
     def __init__(self, dispatcher: TraceDispatcher) -> None:
         self._dispatcher = dispatcher
@@ -29,33 +31,31 @@ class ConsumeTracer:
         # Of messages that are received and not acknowledged: request id, when.
         self._received: dict[tuple[QueueRef, int], tuple[str, int]] = {}
 
-    def before_consume(self, context: ConsumeContext) -> None:
-        """As ConsumeHook says."""
-        request_id = f"{self._token}{next(self._numbers):X}"
-        now_ms = self._clock.wall_ms()
-        if self._before(context.group, request_id, context.messages, now_ms):
-            context.values[self] = request_id, now_ms
+    def around(self, listener: AsyncListener, group: str) -> AsyncListener:
+        """As ListenerWrapper says."""
+        choose = self._dispatcher.choose
 
-    def after_consume(self, context: ConsumeContext) -> None:
-        """As ConsumeHook says."""
-        if self not in context.values:
-            return
-        request_id, began_ms = context.values[self]
-        cost_ms = (self._clock.wall_ms() - began_ms) // len(context.messages)
-        code = trace.SUCCESS
-        if context.error is not None:
+        async def call(messages: list[ReceivedMessage]) -> object:
+            chosen = choose(messages)
+            if not chosen:
+                return await listener(messages)
+            request_id, began_ms = self._begin(group, chosen)
             code = trace.EXCEPTION
-        elif context.answer not in (None, ConsumeResult.SUCCESS):
-            code = trace.FAILED
-        self._after(context.group, request_id, context.messages, cost_ms, code)
+            try:
+                answer = await listener(messages)
+                code = trace.SUCCESS if answer in _SUCCESSES else trace.FAILED
+            finally:
+                cost_ms = (self._clock.wall_ms() - began_ms) // len(messages)
+                self._after(group, request_id, chosen, cost_ms, code)
+            return answer
+
+        return call
 
     def received(self, group: str, messages: Sequence[ReceivedMessage]) -> None:
         """A SimpleConsumer hands these out: their call ends with their acknowledgement."""
-        now_ms = self._clock.wall_ms()
-        for message in messages:
-            request_id = f"{self._token}{next(self._numbers):X}"
-            if self._before(group, request_id, [message], now_ms):
-                self._received[message.queue, message.queue_offset] = request_id, now_ms
+        for message in self._dispatcher.choose(messages):
+            began = self._begin(group, [message])
+            self._received[message.queue, message.queue_offset] = began
         while len(self._received) > RECEIVED_MAX:  # never acknowledged
             del self._received[next(iter(self._received))]
 
@@ -69,23 +69,25 @@ class ConsumeTracer:
 
     def polled(self, group: str, messages: Sequence[ReceivedMessage]) -> None:
         """A pull consumer hands these out: as RocketMQ's does, that is a call that has ended."""
-        request_id = f"{self._token}{next(self._numbers):X}"
-        if self._before(group, request_id, messages, self._clock.wall_ms()):
-            self._after(group, request_id, messages, 0, trace.SUCCESS)
+        chosen = self._dispatcher.choose(messages)
+        if chosen:
+            request_id, _ = self._begin(group, chosen)
+            self._after(group, request_id, chosen, 0, trace.SUCCESS)
 
-    def _before(
-        self, group: str, request_id: str, messages: Sequence[ReceivedMessage], now_ms: int
-    ) -> int:
-        """How many of the messages are traced."""
-        return self._dispatcher.put_calls(messages, before_form(now_ms, group, request_id))
+    def _begin(self, group: str, chosen: Sequence[ReceivedMessage]) -> tuple[str, int]:
+        """A call with these messages begins; its request id, and when."""
+        request_id = f"{self._token}{next(self._numbers):X}"
+        now_ms = self._clock.wall_ms()
+        self._dispatcher.put_calls(chosen, before_form(now_ms, group, request_id))
+        return request_id, now_ms
 
     def _after(
         self,
         group: str,
         request_id: str,
-        messages: Sequence[ReceivedMessage],
+        chosen: Sequence[ReceivedMessage],
         cost_ms: int,
         code: int,
     ) -> None:
         form = after_form(request_id, cost_ms, code, self._clock.wall_ms(), group)
-        self._dispatcher.put_calls(messages, form)
+        self._dispatcher.put_calls(chosen, form)

@@ -95,12 +95,14 @@ class TraceDispatcher:
         self._packer.put_sent(records, starts, first, count, sampled, form)
         self._look()
 
-    def put_calls(self, messages: Sequence[ReceivedMessage], form: CallForm) -> int:
-        """Takes the records of received messages: :meth:`Packer.put_calls`; how many."""
-        count = self._packer.put_calls(messages, form)
-        if count:
-            self._look()
-        return count
+    def choose(self, messages: Sequence[ReceivedMessage]) -> list[ReceivedMessage]:
+        """Which of them are traced: a sample, and those that are marked."""
+        return self._packer.choose(messages)
+
+    def put_calls(self, messages: Sequence[ReceivedMessage], form: CallForm) -> None:
+        """Takes the records of received messages: :meth:`Packer.put_calls`."""
+        self._packer.put_calls(messages, form)
+        self._look()
 
     def _look(self) -> None:
         self._has_some.set()

@@ -253,22 +253,30 @@ class Packer:
                 self._look_at_sent(records, starts[first + at], at, at in sampled, form)
                 at += 1
 
-    def put_calls(self, messages: Sequence[ReceivedMessage], form: CallForm) -> int:
-        """Takes the records of received messages: of a sample of them, and of those that are
-        marked; how many.
-        """
-        native, pack, at, count = self._native, self._pack, 0, len(messages)
-        before = pack.room - pack.dropped
-        period = self._sampling.period
+    def choose(self, messages: Sequence[ReceivedMessage]) -> list[ReceivedMessage]:
+        """Which of them are traced: a sample, and those that are marked."""
+        found: list[ReceivedMessage] = []
+        native, period, at, count = self._native, self._sampling.period, 0, len(messages)
         while at < count:
             if native is not None:
-                at = native.put_calls(messages, at, period, self._topic, form)
-            if pack.is_full:
+                at = native.choose(messages, at, period, self._topic, found)
+            if at < count:
+                if self._wants(messages[at]):
+                    found.append(messages[at])
+                at += 1
+        return found
+
+    def put_calls(self, messages: Sequence[ReceivedMessage], form: CallForm) -> None:
+        """Takes the records of received messages."""
+        native, at, count = self._native, 0, len(messages)
+        while at < count:
+            if native is not None:
+                at = native.put_calls(messages, at, form)
+            if native is not None and native.is_full:
                 self._close()
             elif at < count:
                 self._look_at_call(messages[at], form)
                 at += 1
-        return before - (pack.room - pack.dropped)
 
     def _look_at_sent(
         self, records: bytes, start: int, index: int, is_sampled: bool, form: SentForm
@@ -279,14 +287,16 @@ class Packer:
             text = form.encode(index, start, record.body_bytes, named)
             self._put(text, form.message_id(index), named.get(KEYS, ""))
 
-    def _look_at_call(self, message: ReceivedMessage, form: CallForm) -> None:
+    def _wants(self, message: ReceivedMessage) -> bool:
         if message.queue.topic == self._topic:
-            return
+            return False
         named = message.properties
-        unique_id = named.get(UNIQ_KEY, "")
-        if not is_wanted(named.get(trace.TRACE_ON, ""), self._sampling.chooses(unique_id)):
-            return
-        message_id, keys = unique_id or message.message_id, named.get(KEYS, "")
+        is_sampled = self._sampling.chooses(named.get(UNIQ_KEY, ""))
+        return is_wanted(named.get(trace.TRACE_ON, ""), is_sampled)
+
+    def _look_at_call(self, message: ReceivedMessage, form: CallForm) -> None:
+        named = message.properties
+        message_id, keys = named.get(UNIQ_KEY, "") or message.message_id, named.get(KEYS, "")
         tries = message.reconsume_times + message.attempt - 1
         fields = (
             text_field(message_id).encode("utf-8", "replace"),

@@ -206,13 +206,16 @@ def test_records_of_what_was_received(
         message.attempt = attempt
     form = before_form(5, "G", "R1") if is_before else after_form("R1", 9, trace.FAILED, 8, "G")
 
-    def fill(packer: Packer) -> int:
-        return packer.put_calls(received, form)
+    def fill(packer: Packer) -> list[ReceivedMessage]:
+        chosen = packer.choose(received)
+        packer.put_calls(chosen, form)
+        return chosen
 
     results = both(fill, period=period, room=room)
     assert results[0] == results[-1]
-    found, dropped, count = results[0]
+    found, dropped, chosen = results[0]
     expected: list[TraceRecord] = []
+    wanted: list[ReceivedMessage] = []
     for message in received:
         named = decode_properties(message.raw_properties)
         unique_id, keys = named.get(UNIQ_KEY, ""), named.get(KEYS, "")
@@ -221,12 +224,13 @@ def test_records_of_what_was_received(
             named.get(trace.TRACE_ON, ""), is_sampled
         ):
             continue
+        wanted.append(message)
         name = unique_id or message.message_id
         if is_before:
             expected.append(SubBefore(5, "G", "R1", name, attempt - 1, keys))
         else:
             expected.append(SubAfter("R1", name, 9, False, keys, trace.FAILED, 8, "G"))
-    assert count == len(expected)
+    assert chosen == wanted
     assert dropped == max(0, len(expected) - room)
     text = "".join(map(trace.encode, expected[:room]))
     assert b"".join(one.body for one in found) == text.encode("utf-8", "replace")
@@ -285,7 +289,10 @@ def test_a_pack_of_the_extension_refuses_what_is_out_of_range() -> None:
     assert one.put_sent(b"", starts, 1, 0, 1, 0, 1, form) == 0
     with pytest.raises(ValueError, match="digit"):
         one.put_sent(b"", starts, 0, 0, 0, 0, 1, form._replace(kind=10))
-    assert one.put_calls([object()], 0, 1, "T", (b"", b"", b"")) == 0
+    assert one.put_calls([object()], 0, (b"", b"", b"")) == 0
+    assert one.choose([object()], 0, 1, "T", []) == 0
     with pytest.raises(TypeError):
-        one.put_calls(7, 0, 1, "T", (b"", b"", b""))  # type: ignore[arg-type]
+        one.put_calls(7, 0, (b"", b"", b""))  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        one.choose(7, 0, 1, "T", [])  # type: ignore[arg-type]
     assert one.take() == (b"", b"")
