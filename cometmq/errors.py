@@ -382,6 +382,27 @@ class TransactionNotFound(MissingError):
     )
 
 
+class ClientNotFound(MissingError):
+    """No client of this name is connected here."""
+
+    code = 2070
+    retry = Retry.LATER
+    advice = (
+        "See cometmq client list. Clients join a broker again within seconds after its restart or "
+        "a fail-over. One that assigns queues itself, or has sent nothing yet, cannot be found."
+    )
+
+
+class QuestionNotFound(MissingError):
+    """An answer came to a question that nobody asks this client, or not any more."""
+
+    code = 2071
+    advice = (
+        "Answer each question once, within its time, under the client_id that the stream it came "
+        "on has."
+    )
+
+
 class RouteNotFound(MissingError):
     """No broker serves the topic now."""
 
@@ -596,6 +617,34 @@ class RequestExpired(ConflictError):
     advice = "Nothing to do: the requester was told. Give requests more time, or reply sooner."
 
 
+class RemoteQuestionsOff(ConflictError):
+    """The client's options refuse this question."""
+
+    code = 3070
+    status = "PERMISSION_DENIED"
+    advice = (
+        "The application decides it: options remote_questions_enable and remote_verify_enable of "
+        "the client."
+    )
+
+
+class QuestionUnsupported(ConflictError):
+    """The client's version, or its kind, does not know this question."""
+
+    code = 3071
+    advice = (
+        "Only push consumers consume a message that they are asked to. Of another kind of client, "
+        "or an older one, cometmq client list tells what the broker knows."
+    )
+
+
+class TopicNotSubscribed(ConflictError):
+    """The client does not read the topic of the message."""
+
+    code = 3072
+    advice = "Ask a member that reads the topic: cometmq client info ID shows what a client reads."
+
+
 class ClusterRunning(ConflictError):
     """A local cluster is already up in this folder."""
 
@@ -745,6 +794,36 @@ class TooManyRequests(BusyError):
     code = 4061
     status = "RESOURCE_EXHAUSTED"
     advice = "Wait for replies, or for their time to be over, before you send more requests."
+
+
+class ClientGone(BusyError):
+    """The client's stream ended before it had answered."""
+
+    code = 4070
+    advice = (
+        "If the client lives, it connects again within seconds: ask again. A message that its "
+        "listener was to consume may have been consumed."
+    )
+
+
+class QuestionTimeout(BusyError):
+    """The client did not answer in time."""
+
+    code = 4071
+    status = "DEADLINE_EXCEEDED"
+    retry = Retry.NEVER
+    advice = (
+        "Give it more time (--timeout). A client that answers nothing at all has a blocked event "
+        "loop: after its consume timeout its log has the stack."
+    )
+
+
+class TooManyQuestions(BusyError):
+    """As many questions wait for answers as a client, or a broker, may have."""
+
+    code = 4072
+    status = "RESOURCE_EXHAUSTED"
+    advice = "Wait for the answers, or for their time to be over, before you ask more."
 
 
 class OffsetStoreFailed(BusyError):

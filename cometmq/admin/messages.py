@@ -59,11 +59,18 @@ async def get_message(connection: Connection, message_id: str) -> MessageView:
     writers = await connection.writers((broker_group,) if broker_group else ())
     request = broker_pb2.GetMessageRequest(message_id=message_id)
     for member in writers.values():
-        await until(partial(_is_settled, connection, member, log_offset), FLUSH_WAIT_S)
+        await until_settled(connection, member, log_offset)
         with suppress(MessageNotFound):
             answer = await call(member.address, connection.broker(member).GetMessage, request)
             return message_view(answer.message)
     raise MessageNotFound(f"no message {message_id} on {', '.join(writers)}")
+
+
+async def until_settled(
+    connection: Connection, member: namesrv_pb2.Member, log_offset: int
+) -> None:
+    """Waits until a message at this place can be read if there is one, FLUSH_WAIT_S at most."""
+    await until(partial(_is_settled, connection, member, log_offset), FLUSH_WAIT_S)
 
 
 async def _is_settled(connection: Connection, member: namesrv_pb2.Member, log_offset: int) -> bool:

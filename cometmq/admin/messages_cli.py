@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 import click
 
 from cometmq.admin import (
+    clients_cli,
     delayed_cli,
     message_trace,
     messages,
@@ -177,3 +178,4 @@ async def message_trace_(
 search_cli.add_query(message_group)
 resends_cli.add_to(message_group)
 delayed_cli.add_to(message_group)
+clients_cli.add_verify(message_group)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import datetime
+from functools import partial
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -27,6 +28,7 @@ def show(result: Any, form: str) -> None:
     forms: dict[type, Callable[[Any], None]] = {
         views.LocalView: _show_local,
         views.GroupProgressView: _show_progress,
+        views.ListenerResultView: _show_listener_result,
         views.GroupReportView: _show_report,
         views.StoreView: _show_store,
         views.PlaceView: _show_place,
@@ -41,6 +43,10 @@ def show(result: Any, form: str) -> None:
                 show_message(message, TABLE)
         case [views.GroupStatusView(), *_]:
             _show_groups(result)
+        case [views.ClientDescriptionView(), *_]:
+            _show_each(partial(_show_client, wide=form == WIDE), result)
+        case [views.ClientStacksView(), *_]:
+            _show_each(_show_stacks, result)
         case list():
             _print_table(result, wide=form == WIDE)
         case _ if type(result) in forms:
@@ -153,6 +159,90 @@ def _show_groups(groups: Sequence[views.GroupStatusView]) -> None:
         print(f"{_printable(group.broker_group)}: {leads}")
         for line in (*group.troubles, *filter(None, [group.advice])):
             print(f"    {_printable(line)}")
+
+
+def _show_each(show_one: Callable[[Any], None], found: Sequence[object]) -> None:
+    """With a blank line between them."""
+    for number, one in enumerate(found):
+        if number:
+            print()
+        show_one(one)
+
+
+def _show_client(view: views.ClientDescriptionView, *, wide: bool) -> None:
+    facts: dict[str, object] = {
+        "client": view.client_id,
+        "group": view.group,
+        "role": view.role.replace("_", " ") + (", suspended" if view.is_suspended else ""),
+        "program": ", ".join(filter(None, [f"cometmq {view.version}", view.language])),
+        "address": f"{view.address} at {view.broker_group}",
+        "started": _time(view.start_time_ms),
+    }
+    _print_facts(facts)
+    if view.role == "producer":
+        _print_part("sends", view.sending, "Nothing was sent yet.")
+    else:
+        _print_part("reads", view.subscriptions, "It has subscribed to nothing.")
+    if view.role in ("push_pop", "simple"):
+        _print_part("holds", view.leases, "It has received nothing yet.")
+    elif view.role != "producer":
+        shown = "" if len(view.queues) == view.queue_count else f" (of {view.queue_count:,})"
+        _print_part(f"queues{shown}", view.queues, "It has no queue.", wide=wide)
+    seconds = f"{view.rates_window_ms / 1000:.0f} s"
+    _print_part(f"per second, of the last {seconds}", view.rates, "No message has passed yet.")
+    if view.role.startswith("push"):
+        shown = "" if len(view.calls) == view.call_count else f" (of {view.call_count:,})"
+        _print_part(f"listener calls that run{shown}", view.calls, "None.")
+        _print_stacks([call for call in view.calls if call.stack])
+    if wide:
+        print("\noptions")
+        longest = max(map(len, view.options), default=0)
+        for name, value in view.options.items():
+            print(_printable(f"{name:<{longest}}  {value or '–'}"))
+
+
+def _print_part(title: str, rows: Sequence[object], empty: str, *, wide: bool = False) -> None:
+    print(f"\n{title}")
+    _print_table(rows, empty=empty, wide=wide)
+
+
+def _show_stacks(view: views.ClientStacksView) -> None:
+    shown = "" if len(view.calls) == view.call_count else f", {len(view.calls):,} of them here"
+    member = f"{view.client_id} of group {view.group}"
+    calls = "call runs" if view.call_count == 1 else "calls run"
+    print(f"{_printable(member)}: {view.call_count:,} listener {calls}{shown}")
+    _print_stacks(view.calls)
+
+
+def _print_stacks(calls: Sequence[views.ClientCallView]) -> None:
+    for call in calls:
+        messages = f", {call.message_count:,} messages" if call.message_count > 1 else ""
+        where = f"{call.topic} {call.broker_group}/{call.queue_id} offset {call.queue_offset:,}"
+        late = ", late" if call.is_late else ""
+        print(f"\n{_printable(where)}{messages}: runs for {_seconds(call.age_ms)}{late}")
+        print(_printable(call.stack) if call.stack else "  (its stack cannot be told)")
+
+
+def _show_listener_result(view: views.ListenerResultView) -> None:
+    facts: dict[str, object] = {
+        "message": view.message_id,
+        "client": f"{view.client_id} of group {view.group}",
+        "result": view.verdict,
+        "took": _seconds(view.spent_ms),
+    }
+    if view.is_orderly:
+        facts["order"] = "beside the calls in order of the message's queue"
+    _print_facts(facts)
+    if view.text:
+        print(_printable(view.text))
+
+
+def _seconds(time_ms: int) -> str:
+    return f"{time_ms / 1000:,.1f} s" if time_ms >= 1000 else f"{time_ms} ms"
+
+
+def _ago(time_ms: int | None) -> str:
+    return "" if time_ms is None else f"{_seconds(time_ms)} ago"
 
 
 def _show_store(view: views.StoreView) -> None:
@@ -336,6 +426,13 @@ _QUEUE: tuple[Column, ...] = (
 )
 
 
+def _lock(queue: views.ClientQueueView) -> str:
+    """Of a queue in order: the lock's number, and whether it holds."""
+    if queue.lock_number is None:
+        return ""
+    return str(queue.lock_number) if queue.is_locked else f"{queue.lock_number} (lost)"
+
+
 def _numbers(values: list[int] | None) -> str | None:
     return None if values is None else " ".join(map(str, values)) or "–"
 
@@ -356,6 +453,7 @@ def _role(member: views.MemberView | views.BrokerMemberView) -> str:
 # Columns that a table has with --wide only.
 _WIDE_ONLY: dict[type, tuple[str, ...]] = {
     views.ClientView: ("agent",),
+    views.ClientQueueView: ("bytes",),
     views.MemberView: ("cluster", "topics", "on disk", "version", "started"),
     views.GroupSettingsView: (
         "from min",
@@ -625,6 +723,52 @@ _COLUMNS: dict[type, tuple[Column, ...]] = {
         ("since", lambda v: _time(v.since_ms)),
         ("away", lambda v: "away" if v.is_away else ""),
         ("agent", lambda v: v.agent),
+    ),
+    views.ClientTopicView: (
+        ("topic", lambda v: v.topic),
+        ("filter", lambda v: v.sql or " || ".join(v.tags) or "*"),
+    ),
+    views.ClientQueueView: (
+        ("topic", lambda v: v.topic),
+        ("queue", lambda v: f"{v.broker_group}/{v.queue_id}"),
+        ("committed", lambda v: v.committed_offset),
+        ("next", lambda v: v.next_offset),
+        ("cached", lambda v: v.cached_count),
+        ("bytes", lambda v: v.cached_bytes),
+        ("calls", lambda v: v.call_count),
+        ("lock", _lock),
+        ("pulled", lambda v: "paused" if v.is_paused else _ago(v.last_pull_ago_ms)),
+    ),
+    views.ClientLeasesView: (
+        ("broker group", lambda v: v.broker_group),
+        ("held", lambda v: v.held_count),
+        ("bytes", lambda v: v.held_bytes or None),
+        ("calls", lambda v: v.call_count),
+        ("received", lambda v: _ago(v.last_receive_ago_ms)),
+    ),
+    views.ClientSendingView: (
+        ("broker group", lambda v: v.broker_group),
+        ("connected", lambda v: v.is_connected),
+        ("batches in flight", lambda v: v.in_flight_count),
+        ("waiting", lambda v: v.waiting_count),
+        ("bytes", lambda v: v.waiting_bytes),
+        ("stored", lambda v: v.stored_count),
+        ("failed", lambda v: v.failed_count),
+    ),
+    views.ClientRatesView: (
+        ("topic", lambda v: v.topic),
+        ("pulled", lambda v: f"{v.pulled_per_s:,.1f}"),
+        ("done", lambda v: f"{v.done_per_s:,.1f}"),
+        ("failed", lambda v: f"{v.failed_per_s:,.1f}"),
+        ("call takes", lambda v: f"{v.process_ms:,.2f} ms" if v.process_ms else ""),
+    ),
+    views.ClientCallView: (
+        ("topic", lambda v: v.topic),
+        ("queue", lambda v: f"{v.broker_group}/{v.queue_id}"),
+        ("offset", lambda v: v.queue_offset),
+        ("messages", lambda v: v.message_count),
+        ("runs for", lambda v: _seconds(v.age_ms)),
+        ("late", lambda v: "late" if v.is_late else ""),
     ),
     views.QueueProgressView: (
         *_QUEUE,

@@ -330,6 +330,133 @@ class ClientView:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientTopicView:
+    """What a client reads of a topic."""
+
+    topic: str
+    tags: list[str]  # empty: all
+    sql: str  # empty: none
+
+
+@dataclass(frozen=True, slots=True)
+class ClientQueueView:
+    """A queue that a client reads. Offsets are None while it knows none."""
+
+    topic: str
+    broker_group: str
+    queue_id: int
+    committed_offset: int | None
+    next_offset: int | None  # of the next pull
+    cached_count: int  # messages pulled and not done
+    cached_bytes: int  # of the pull answers that these came in
+    call_count: int  # listener calls with its messages
+    lock_number: int | None  # of a client in order
+    is_locked: bool
+    last_pull_ago_ms: int | None  # since a pull was answered; None = never
+    is_paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLeasesView:
+    """What a client has received of a broker group (POP) and not acknowledged."""
+
+    broker_group: str
+    held_count: int
+    held_bytes: int
+    call_count: int
+    last_receive_ago_ms: int | None  # None = never
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSendingView:
+    """How a producer sends to a broker group."""
+
+    broker_group: str
+    is_connected: bool
+    in_flight_count: int  # batches
+    waiting_count: int  # messages, those in flight included
+    waiting_bytes: int
+    stored_count: int
+    failed_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRatesView:
+    """Messages per second of a topic, and the mean time of a listener call."""
+
+    topic: str
+    pulled_per_s: float
+    done_per_s: float
+    failed_per_s: float
+    process_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCallView:
+    """A listener call that runs."""
+
+    topic: str
+    broker_group: str
+    queue_id: int
+    queue_offset: int  # of the first message
+    message_count: int
+    age_ms: int
+    is_late: bool  # it takes longer than the consume timeout
+    stack: str  # empty: not asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientDescriptionView:
+    """What a running client says of itself; what the broker knows of it comes first."""
+
+    client_id: str
+    group: str  # of a member
+    broker_group: str  # which has asked it
+    address: str  # host:port
+    agent: str
+    since_ms: int  # when the stream was opened
+    role: str  # push, push_orderly, push_pop, pull, simple, producer; empty: it does not tell
+    version: str
+    language: str
+    start_time_ms: int  # by its clock
+    time_ms: int  # when it answered, by its clock
+    options: dict[str, str]
+    is_suspended: bool
+    subscriptions: list[ClientTopicView]
+    queues: list[ClientQueueView]
+    queue_count: int  # queues that it reads; more than are told, maybe
+    leases: list[ClientLeasesView]
+    sending: list[ClientSendingView]
+    rates: list[ClientRatesView]
+    rates_window_ms: int  # the time that they are of
+    calls: list[ClientCallView]  # those that run longest, the oldest first
+    call_count: int  # calls that run
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStacksView:
+    """The listener calls that run in a client."""
+
+    client_id: str
+    group: str
+    call_count: int  # calls that run
+    calls: list[ClientCallView]  # those that run longest, the oldest first
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerResultView:
+    """How a client's listener has consumed a message that it was asked to."""
+
+    message_id: str
+    group: str
+    client_id: str
+    verdict: str  # success, later or exception
+    text: str  # of an exception its traceback, of later what the listener returned
+    spent_ms: int
+    is_orderly: bool
+
+
+@dataclass(frozen=True, slots=True)
 class QueueProgressView:
     """How far a group has come in one queue."""
 

@@ -74,6 +74,8 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "offset_file": (lambda value: isinstance(value, str), "a path, as a str"),
     "broadcast_offsets_at_broker": (lambda value: isinstance(value, bool), "True or False"),
+    "remote_questions_enable": (lambda value: isinstance(value, bool), "True or False"),
+    "remote_verify_enable": (lambda value: isinstance(value, bool), "True or False"),
     "trace_enable": (lambda value: isinstance(value, bool), "True or False"),
     "trace_topic": (
         lambda value: isinstance(value, str) and TOPIC_NAME.fullmatch(value) is not None,
@@ -157,8 +159,15 @@ def new_client_id() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceOptions:
-    """Options of clients that trace messages."""
+    """Options of all clients: what they tell of themselves and of messages."""
 
+    remote_questions_enable: bool = field(
+        default=True,
+        metadata=_about(
+            "Answers what operators ask: what the client does, its options, where listener calls "
+            "are.",
+        ),
+    )
     trace_enable: bool = field(
         default=False,
         metadata=_about("Writes trace records of messages.", "enableMsgTrace, enableTrace"),
@@ -430,6 +439,13 @@ class GroupOptions(ConsumerOptions):
 class PushConsumerOptions(GroupOptions):
     """Options of :class:`cometmq.client.PushConsumer`."""
 
+    remote_verify_enable: bool = field(
+        default=True,
+        metadata=_about(
+            "With remote_questions_enable: lets operators have the listener consume a stored "
+            "message (cometmq message verify).",
+        ),
+    )
     concurrency: int = _option(
         20, 1, CONCURRENCY_MAX, "Listener calls at a time.", "consumeThreadMin, consumeThreadMax"
     )

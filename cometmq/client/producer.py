@@ -29,6 +29,8 @@ from cometmq.client.names import check_topic
 from cometmq.client.namespaces import Namespace
 from cometmq.client.options import ProducerOptions, backoff_policy, options_of
 from cometmq.client.received import ReceivedMessage
+from cometmq.client.remote.answers import Answers
+from cometmq.client.remote.description import Describer
 from cometmq.client.requests.replier import Replier
 from cometmq.client.requests.requester import ReplyCallback, Requests, Sending, call_back
 from cometmq.client.selectors import choose_by_hash
@@ -56,7 +58,7 @@ from cometmq.native.interface import OpenRun
 from cometmq.rpc.retry import Backoff
 from cometmq.rpc.tasks import Tasks, race
 from cometmq.telemetry import fields, logger
-from cometmq.v1 import namesrv_pb2
+from cometmq.v1 import broker_pb2, namesrv_pb2
 
 TELL_LOST_S = 10.0
 
@@ -103,6 +105,13 @@ class Producer:
         self._tracing = TraceDispatcher(
             self._connections.namesrv, self._options.client_id, self._options
         )
+        self._answers = Answers(
+            self._options.client_id,
+            lambda group: self._connections.broker(self._routes.require_writer(group).address),
+            self._describe,
+            is_enabled=self._options.remote_questions_enable,
+        )
+        self._describer = Describer(broker_pb2.CLIENT_ROLE_PRODUCER, self._options, self._namespace)
         self._tracer: SendTracer | None = None
         if self._options.trace_enable:
             timeout_s = self._options.delivery_timeout_ms / 1000
@@ -125,6 +134,7 @@ class Producer:
         self._runs = self._buffer.runs
         self._routes.start(self._tasks)
         self._tracing.start(self._tasks)
+        self._answers.start(self._tasks)
         self._tasks.start(self._tick(), "tick")
         self._open = self._replier.is_open = True
         return self
@@ -133,6 +143,7 @@ class Producer:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         self._open = False
+        self._answers.close()
         self._rule.clear()
         self._requests.close()
         self._buffer.forget_runs()
@@ -143,6 +154,12 @@ class Producer:
         finally:
             self._is_cancelled = isinstance(error, asyncio.CancelledError)
             await self._stop()
+
+    def _describe(self, _with_stacks: bool) -> broker_pb2.ClientDescription:
+        senders = [sender for _, sender in sorted(self._senders.items())]
+        return self._describer.describe(
+            self._answers.rates, sending=[sender.state() for sender in senders]
+        )
 
     async def _stop(self) -> None:
         for sender in self._senders.values():
@@ -579,6 +596,7 @@ class Producer:
                 self._routes,
                 self._buffer,
                 self._clock,
+                self._answers,
             )
             sender.tracer = self._tracer
             sender.start(self._tasks)

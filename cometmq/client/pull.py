@@ -28,6 +28,8 @@ from cometmq.client.reading.offsets import ITEMS_PER_CALL_MAX, send_back_item
 from cometmq.client.reading.positions import OffsetStore, check_store, may_pass
 from cometmq.client.reading.queue_calls import QueueCalls, good
 from cometmq.client.received import ReceivedMessage
+from cometmq.client.remote.answers import Answers
+from cometmq.client.remote.description import Describer
 from cometmq.client.requests.replier import Replier
 from cometmq.client.tracing.consume_tracer import ConsumeTracer
 from cometmq.client.tracing.dispatcher import TraceDispatcher
@@ -35,6 +37,7 @@ from cometmq.errors import DelayLevelInvalid, InvalidRequest
 from cometmq.model import DELAY_LEVEL_MAX, Filter, Position, QueueRef, check_delay
 from cometmq.rpc.retry import Backoff
 from cometmq.rpc.tasks import Tasks
+from cometmq.v1 import broker_pb2
 
 
 class PullConsumer(QueueCalls):
@@ -70,6 +73,15 @@ class PullConsumer(QueueCalls):
         self._long_poller = LongPoller(
             self._options.client_id, self._connections, self._routes.cluster, self._options.hold_ms
         )
+        self._answers = Answers(
+            self._options.client_id,
+            self._calls.broker,
+            self._describe,
+            is_enabled=self._options.remote_questions_enable,
+        )
+        self._describer = Describer(
+            broker_pb2.CLIENT_ROLE_PULL, self._options, self._calls.namespace
+        )
         store = check_store(offset_store)
         subscriptions: dict[str, Filter] = {}
         self._queues = PullQueues(
@@ -85,18 +97,28 @@ class PullConsumer(QueueCalls):
             secrets.token_hex(8),
             follows_resets=store is None,
         )
+        self._share.answer(self._answers)
+
+    def _describe(self, _with_stacks: bool) -> broker_pb2.ClientDescription:
+        return self._describer.describe(
+            self._answers.rates,
+            subscriptions=self._share.subscriptions,
+            queues=self._queues.states(),
+        )
 
     async def __aenter__(self) -> Self:
         self._connections.begin()
         self._routes.start(self._tasks)
         self._queues.start(self._tasks)
         self._tracing.start(self._tasks)
+        self._answers.start(self._tasks)
         self._open = self._replier.is_open = True
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
+        self._answers.close()
         try:
             await self._share.stop()
             if error is None:
@@ -196,6 +218,10 @@ class PullConsumer(QueueCalls):
         if not self._polled.queues and not self._share.subscriptions:
             raise InvalidRequest("No queue is assigned.")
         messages = await self._polled.next(timeout_ms / 1000)
+        if messages:
+            tally = self._answers.rates.of(messages[0].queue.topic)
+            tally.pulled += len(messages)
+            tally.done += len(messages)
         if self._tracer is not None and messages:
             self._tracer.polled(self._calls.group, messages)
         return messages

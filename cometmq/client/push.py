@@ -30,14 +30,17 @@ from cometmq.client.reading.offset_file import OffsetFile
 from cometmq.client.reading.offsets import BrokerCalls
 from cometmq.client.reading.positions import OffsetStore, check_store
 from cometmq.client.received import ReceivedMessage
+from cometmq.client.remote.answers import Answers
+from cometmq.client.remote.description import CALLS_MAX, Describer
 from cometmq.client.requests.replier import Replier
 from cometmq.client.tracing.consume_tracer import ConsumeTracer
 from cometmq.client.tracing.dispatcher import TraceDispatcher
-from cometmq.errors import ClientClosed, ConfigInvalid
+from cometmq.errors import ClientClosed, ConfigInvalid, InvalidRequest, TopicNotSubscribed
 from cometmq.model import RETRY_PREFIX, Filter, QueueRef
 from cometmq.rpc.retry import Backoff, BackoffPolicy
 from cometmq.rpc.tasks import Tasks
 from cometmq.telemetry import fields, logger
+from cometmq.v1 import broker_pb2
 
 _log = logger(__name__)
 
@@ -98,6 +101,14 @@ class PushConsumer:
             self._routes.cluster,
             self._options.hold_ms,
         )
+        self._answers = Answers(
+            self._options.client_id,
+            self._calls.broker,
+            self._describe,
+            self._consume_now,
+            is_enabled=self._options.remote_questions_enable,
+            may_consume=self._options.remote_verify_enable,
+        )
         self._workers = Workers(
             check_listener(listener),
             self._options.concurrency,
@@ -106,8 +117,10 @@ class PushConsumer:
             self._options.consume_timeout_ms / 1000,
             self._hooks(),
             group,
+            self._answers.rates,
         )
         self._is_pop = self._options.consume_mode is ConsumeMode.POP
+        self._describer = Describer(_role(self._options), self._options, namespace)
         goes_back = not (self._options.retry_in_place or self._is_broadcasting or self._is_pop)
         self._retries = RETRY_PREFIX + group if goes_back else None
         store = check_store(offset_store)
@@ -158,6 +171,34 @@ class PushConsumer:
         share.limit_tries(self._options.retry_times_max)
         self._queues, self._share = queues, share
 
+    def _describe(self, with_stacks: bool) -> broker_pb2.ClientDescription:
+        calls, call_count = self._workers.calls(CALLS_MAX, with_stacks=with_stacks)
+        return self._describer.describe(
+            self._answers.rates,
+            subscriptions=self._share.subscriptions,
+            queues=() if self._is_pop else self._queues.states(),
+            leases=cast(PopShare, self._share).states() if self._is_pop else (),
+            calls=calls,
+            call_count=call_count,
+            is_suspended=self._workers.is_suspended,
+        )
+
+    async def _consume_now(
+        self, broker_group: str, asked: broker_pb2.ConsumeQuestion
+    ) -> broker_pb2.ListenerResult:
+        namespace = self._calls.namespace
+        queue = QueueRef(namespace.shown(asked.queue.topic), asked.queue.queue_id, broker_group)
+        if queue.topic not in self._share.subscriptions:
+            raise TopicNotSubscribed(f"This client does not read topic {queue.topic}.")
+        try:
+            shown = namespace.shown if namespace.name else None
+            message = ReceivedMessage(asked.record, queue, shown)
+        except ValueError as error:
+            raise InvalidRequest(f"record: it is {error}") from None
+        result = await self._workers.consume_now(message)
+        result.is_orderly = self._options.orderly
+        return result
+
     def _hooks(self) -> tuple[ConsumeHook | ListenerWrapper, ...]:
         hooks = self._options.consume_hooks
         if not self._options.trace_enable:
@@ -189,6 +230,8 @@ class PushConsumer:
         self._long_poller.start(self._tasks)
         self._workers.start(self._tasks)
         self._tracing.start(self._tasks)
+        self._answers.start(self._tasks)
+        self._share.answer(self._answers)
         if self._retries is not None:
             self._send_failed_back()
             self._share.subscribe_early(self._retries, Filter())
@@ -204,6 +247,7 @@ class PushConsumer:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         self._open = False
+        self._answers.close()
         try:
             await self._share.stop()
             if not self._is_pop:
@@ -301,6 +345,14 @@ class PushConsumer:
     def pullhold(self) -> str | None:
         """Address of the pullhold where queues without messages wait; None: they are polled."""
         return self._long_poller.address
+
+
+def _role(options: PushConsumerOptions) -> broker_pb2.ClientRole.ValueType:
+    if options.consume_mode is ConsumeMode.POP:
+        return broker_pb2.CLIENT_ROLE_PUSH_POP
+    if options.orderly:
+        return broker_pb2.CLIENT_ROLE_PUSH_ORDERLY
+    return broker_pb2.CLIENT_ROLE_PUSH
 
 
 def _check_pop(options: PushConsumerOptions, store: OffsetStore | None) -> None:

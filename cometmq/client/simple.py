@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection
 from types import TracebackType
 from typing import Self
@@ -28,6 +28,8 @@ from cometmq.client.pop.member import PopMember
 from cometmq.client.reading.long_poller import LongPoller
 from cometmq.client.reading.offsets import BrokerCalls
 from cometmq.client.received import ReceivedMessage
+from cometmq.client.remote.answers import Answers
+from cometmq.client.remote.description import Describer, LeaseState
 from cometmq.client.requests.replier import Replier
 from cometmq.client.tracing.consume_tracer import ConsumeTracer
 from cometmq.client.tracing.dispatcher import TraceDispatcher
@@ -98,6 +100,15 @@ class SimpleConsumer:
             self._calls, self._routes, self._options, self._long_poller, self._subscriptions
         )
         self._member = PopMember(self._options, self._calls, self._pop, self._subscriptions)
+        self._answers = Answers(
+            self._options.client_id,
+            self._calls.broker,
+            self._describe,
+            is_enabled=self._options.remote_questions_enable,
+        )
+        self._describer = Describer(broker_pb2.CLIENT_ROLE_SIMPLE, self._options, namespace)
+        self._received_s: dict[str, float] = {}  # by broker group, when it has answered last
+        self._member.answer(self._answers)
         self._failures = Backoff(backoff_policy(self._options), random.Random())
         self._acks = Acks(self._pop)
         # The lease of each message that was received and is not done, by queue and queue offset.
@@ -118,6 +129,7 @@ class SimpleConsumer:
         self._long_poller.start(self._tasks)
         self._tracing.start(self._tasks)
         self._member.start(self._tasks)
+        self._answers.start(self._tasks)
         self._open = self._replier.is_open = True
         return self
 
@@ -125,6 +137,7 @@ class SimpleConsumer:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         self._open = False
+        self._answers.close()
         self._sooner.set()
         try:
             await stop_all([task for some in self._late.values() for task in some])
@@ -158,6 +171,23 @@ class SimpleConsumer:
         self._check_open()
         self._subscriptions.pop(check_topic(topic), None)
         self._queues_changed()
+
+    def _describe(self, _with_stacks: bool) -> broker_pb2.ClientDescription:
+        now_s = asyncio.get_running_loop().time()
+        held = Counter(
+            queue.broker_group
+            for queue, leases in self._held.items()
+            for lease in leases.values()
+            if lease.until_s > now_s
+        )
+        return self._describer.describe(
+            self._answers.rates,
+            subscriptions=self._subscriptions,
+            leases=[
+                LeaseState(broker_group, held[broker_group], 0, 0, at_s)
+                for broker_group, at_s in sorted(self._received_s.items())
+            ],
+        )
 
     def _queues_changed(self) -> None:
         self._idle = None
@@ -317,6 +347,7 @@ class SimpleConsumer:
 
     async def _taken(self, broker_group: str, answer: PopAnswer) -> list[ReceivedMessage]:
         """The messages that the application wants; the others are acknowledged."""
+        self._received_s[broker_group] = asyncio.get_running_loop().time()
         taken: list[ReceivedMessage] = []
         passed: list[broker_pb2.AckItem] = []
         for run in answer.runs:
@@ -327,6 +358,7 @@ class SimpleConsumer:
                 passed += ack_items(run.lease, others)
             offsets = [message.queue_offset for message in kept]
             self._held[run.lease.queue].update(dict.fromkeys(offsets, run.lease))
+            self._answers.rates.of(run.lease.queue.topic).pulled += len(kept)
             taken += kept
         if self._tracer is not None:
             self._tracer.received(self._calls.group, taken)
@@ -400,6 +432,8 @@ class SimpleConsumer:
                     failed = failed or error
                     continue
                 refused = refused or error
+                if error is None:
+                    self._answers.rates.of(lease.queue.topic).done += item.count
                 held, first = self._held[lease.queue], item.first_offset
                 for offset in range(first, first + item.count):
                     if held.get(offset) is lease:  # not a newer one

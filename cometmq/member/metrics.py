@@ -221,6 +221,11 @@ class MemberMetrics:
         self.transaction_checks = counter(
             "cometmq_transaction_checks", "Half messages that a producer was asked about."
         )
+        self.client_questions = counter(
+            "cometmq_client_questions",
+            "Questions that running clients were asked, and what became of them.",
+            ["kind", "outcome"],
+        )
         self.timers_pending = Gauge(
             "rocketmq_timing_messages",
             "Messages that wait for a time of their own.",

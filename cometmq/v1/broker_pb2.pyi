@@ -197,6 +197,98 @@ PULL_STATUS_OFFSET_MOVED: PullStatus.ValueType  # 4
 """The position lies outside the queue: go on at next_position."""
 Global___PullStatus: _TypeAlias = PullStatus  # noqa: Y015
 
+class _ClientQuestionKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ClientQuestionKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ClientQuestionKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CLIENT_QUESTION_KIND_UNSPECIFIED: _ClientQuestionKind.ValueType  # 0
+    """No question."""
+    CLIENT_QUESTION_KIND_DESCRIBE: _ClientQuestionKind.ValueType  # 1
+    """What it does now."""
+    CLIENT_QUESTION_KIND_CONSUME: _ClientQuestionKind.ValueType  # 2
+    """To let its listener consume a message."""
+
+class ClientQuestionKind(_ClientQuestionKind, metaclass=_ClientQuestionKindEnumTypeWrapper):
+    """What a client can be asked."""
+
+CLIENT_QUESTION_KIND_UNSPECIFIED: ClientQuestionKind.ValueType  # 0
+"""No question."""
+CLIENT_QUESTION_KIND_DESCRIBE: ClientQuestionKind.ValueType  # 1
+"""What it does now."""
+CLIENT_QUESTION_KIND_CONSUME: ClientQuestionKind.ValueType  # 2
+"""To let its listener consume a message."""
+Global___ClientQuestionKind: _TypeAlias = ClientQuestionKind  # noqa: Y015
+
+class _ClientRole:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ClientRoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ClientRole.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CLIENT_ROLE_UNSPECIFIED: _ClientRole.ValueType  # 0
+    """It does not tell."""
+    CLIENT_ROLE_PUSH: _ClientRole.ValueType  # 1
+    """Its listener gets messages of its share of the queues."""
+    CLIENT_ROLE_PUSH_ORDERLY: _ClientRole.ValueType  # 2
+    """The same, one call at a time for a queue or a message group."""
+    CLIENT_ROLE_PUSH_POP: _ClientRole.ValueType  # 3
+    """Its listener gets messages that it receives (POP)."""
+    CLIENT_ROLE_PULL: _ClientRole.ValueType  # 4
+    """The application polls messages of its share of the queues."""
+    CLIENT_ROLE_SIMPLE: _ClientRole.ValueType  # 5
+    """The application receives messages (POP)."""
+    CLIENT_ROLE_PRODUCER: _ClientRole.ValueType  # 6
+    """It sends messages."""
+
+class ClientRole(_ClientRole, metaclass=_ClientRoleEnumTypeWrapper):
+    """What a client is."""
+
+CLIENT_ROLE_UNSPECIFIED: ClientRole.ValueType  # 0
+"""It does not tell."""
+CLIENT_ROLE_PUSH: ClientRole.ValueType  # 1
+"""Its listener gets messages of its share of the queues."""
+CLIENT_ROLE_PUSH_ORDERLY: ClientRole.ValueType  # 2
+"""The same, one call at a time for a queue or a message group."""
+CLIENT_ROLE_PUSH_POP: ClientRole.ValueType  # 3
+"""Its listener gets messages that it receives (POP)."""
+CLIENT_ROLE_PULL: ClientRole.ValueType  # 4
+"""The application polls messages of its share of the queues."""
+CLIENT_ROLE_SIMPLE: ClientRole.ValueType  # 5
+"""The application receives messages (POP)."""
+CLIENT_ROLE_PRODUCER: ClientRole.ValueType  # 6
+"""It sends messages."""
+Global___ClientRole: _TypeAlias = ClientRole  # noqa: Y015
+
+class _ListenerVerdict:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ListenerVerdictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ListenerVerdict.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LISTENER_VERDICT_UNSPECIFIED: _ListenerVerdict.ValueType  # 0
+    """Nobody knows."""
+    LISTENER_VERDICT_SUCCESS: _ListenerVerdict.ValueType  # 1
+    """It is done."""
+    LISTENER_VERDICT_LATER: _ListenerVerdict.ValueType  # 2
+    """It is to come again."""
+    LISTENER_VERDICT_EXCEPTION: _ListenerVerdict.ValueType  # 3
+    """It raised an exception."""
+
+class ListenerVerdict(_ListenerVerdict, metaclass=_ListenerVerdictEnumTypeWrapper):
+    """What a listener said of a message."""
+
+LISTENER_VERDICT_UNSPECIFIED: ListenerVerdict.ValueType  # 0
+"""Nobody knows."""
+LISTENER_VERDICT_SUCCESS: ListenerVerdict.ValueType  # 1
+"""It is done."""
+LISTENER_VERDICT_LATER: ListenerVerdict.ValueType  # 2
+"""It is to come again."""
+LISTENER_VERDICT_EXCEPTION: ListenerVerdict.ValueType  # 3
+"""It raised an exception."""
+Global___ListenerVerdict: _TypeAlias = ListenerVerdict  # noqa: Y015
+
 class _ReceiveStart:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -562,6 +654,7 @@ class SendStreamRequest(_message.Message):
     SEGMENTS_FIELD_NUMBER: _builtins.int
     IN_ORDER_AFTER_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
+    KNOWN_QUESTIONS_FIELD_NUMBER: _builtins.int
     batch_id: _builtins.int
     """Chosen by the client, higher by one for each batch of the stream, from 1; answered with the result. Any other is refused
     (INVALID_REQUEST) and stores nothing: the number that was due stays due.
@@ -584,6 +677,10 @@ class SendStreamRequest(_message.Message):
     def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Segment]:
         """What the records are, in their order; covers all of them. 1 to 1,024."""
 
+    @_builtins.property
+    def known_questions(self) -> _containers.RepeatedScalarFieldContainer[Global___ClientQuestionKind.ValueType]:
+        """Kinds of questions that the client knows; it is asked no others. In the first request of the stream."""
+
     def __init__(
         self,
         *,
@@ -593,10 +690,11 @@ class SendStreamRequest(_message.Message):
         segments: _abc.Iterable[Global___Segment] | None = ...,
         in_order_after: _builtins.int | None = ...,
         client_id: _builtins.str = ...,
+        known_questions: _abc.Iterable[Global___ClientQuestionKind.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_in_order_after", b"_in_order_after", "_records_crc32", b"_records_crc32", "in_order_after", b"in_order_after", "records_crc32", b"records_crc32"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_in_order_after", b"_in_order_after", "_records_crc32", b"_records_crc32", "batch_id", b"batch_id", "client_id", b"client_id", "in_order_after", b"in_order_after", "records", b"records", "records_crc32", b"records_crc32", "segments", b"segments"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_in_order_after", b"_in_order_after", "_records_crc32", b"_records_crc32", "batch_id", b"batch_id", "client_id", b"client_id", "in_order_after", b"in_order_after", "known_questions", b"known_questions", "records", b"records", "records_crc32", b"records_crc32", "segments", b"segments"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__in_order_after: _TypeAlias = _typing.Literal["in_order_after"]  # noqa: Y015
     _WhichOneofArgType__in_order_after: _TypeAlias = _typing.Literal["_in_order_after", b"_in_order_after"]  # noqa: Y015
@@ -617,6 +715,7 @@ class SendStreamResponse(_message.Message):
 
     OPENED_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
+    QUESTION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def opened(self) -> Global___SendStreamOpened:
         """The first message of the stream."""
@@ -625,17 +724,22 @@ class SendStreamResponse(_message.Message):
     def result(self) -> Global___SendBatchResult:
         """The answer to a batch."""
 
+    @_builtins.property
+    def question(self) -> Global___ClientQuestion:
+        """A question to the producer: only of the kinds that it named in known_questions."""
+
     def __init__(
         self,
         *,
         opened: Global___SendStreamOpened | None = ...,
         result: Global___SendBatchResult | None = ...,
+        question: Global___ClientQuestion | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "opened", b"opened", "result", b"result"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "opened", b"opened", "question", b"question", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "opened", b"opened", "result", b"result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "opened", b"opened", "question", b"question", "result", b"result"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["opened", "result"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["opened", "result", "question"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -1577,6 +1681,7 @@ class JoinGroupRequest(_message.Message):
     SESSION_MS_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
     RETRY_TIMES_MAX_FIELD_NUMBER: _builtins.int
+    KNOWN_QUESTIONS_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     """Consumer group name, 1 to 255 characters of %|a-zA-Z0-9_- ; the same in every request of the stream."""
     client_id: _builtins.str
@@ -1614,6 +1719,10 @@ class JoinGroupRequest(_message.Message):
         with the queue and no other member with it; that is how a queue never has two readers while the group changes.
         """
 
+    @_builtins.property
+    def known_questions(self) -> _containers.RepeatedScalarFieldContainer[Global___ClientQuestionKind.ValueType]:
+        """Kinds of questions that the client knows; it is asked no others. Of the first request of the stream."""
+
     def __init__(
         self,
         *,
@@ -1627,10 +1736,11 @@ class JoinGroupRequest(_message.Message):
         session_ms: _builtins.int = ...,
         mode: Global___ConsumeMode.ValueType = ...,
         retry_times_max: _builtins.int | None = ...,
+        known_questions: _abc.Iterable[Global___ClientQuestionKind.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_retry_times_max", b"_retry_times_max", "retry_times_max", b"retry_times_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retry_times_max", b"_retry_times_max", "allocation", b"allocation", "client_id", b"client_id", "group", b"group", "held", b"held", "instance_id", b"instance_id", "is_broadcasting", b"is_broadcasting", "mode", b"mode", "retry_times_max", b"retry_times_max", "session_ms", b"session_ms", "subscriptions", b"subscriptions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retry_times_max", b"_retry_times_max", "allocation", b"allocation", "client_id", b"client_id", "group", b"group", "held", b"held", "instance_id", b"instance_id", "is_broadcasting", b"is_broadcasting", "known_questions", b"known_questions", "mode", b"mode", "retry_times_max", b"retry_times_max", "session_ms", b"session_ms", "subscriptions", b"subscriptions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__retry_times_max: _TypeAlias = _typing.Literal["retry_times_max"]  # noqa: Y015
     _WhichOneofArgType__retry_times_max: _TypeAlias = _typing.Literal["_retry_times_max", b"_retry_times_max"]  # noqa: Y015
@@ -1738,6 +1848,7 @@ class JoinGroupResponse(_message.Message):
     MEMBERS_FIELD_NUMBER: _builtins.int
     CONSUME_DISABLED_FIELD_NUMBER: _builtins.int
     RESET_NUMBER_FIELD_NUMBER: _builtins.int
+    QUESTION_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Higher with every change of the group while this broker lives."""
     consume_disabled: _builtins.bool
@@ -1750,6 +1861,12 @@ class JoinGroupResponse(_message.Message):
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupMember]:
         """All live members known to this broker, by client_id."""
 
+    @_builtins.property
+    def question(self) -> Global___ClientQuestion:
+        """A question to the member, only of the kinds that it named in known_questions. A response with a question has nothing else in it, and
+        says nothing about the group.
+        """
+
     def __init__(
         self,
         *,
@@ -1757,14 +1874,562 @@ class JoinGroupResponse(_message.Message):
         members: _abc.Iterable[Global___GroupMember] | None = ...,
         consume_disabled: _builtins.bool = ...,
         reset_number: _builtins.int = ...,
+        question: Global___ClientQuestion | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["question", b"question"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consume_disabled", b"consume_disabled", "members", b"members", "reset_number", b"reset_number", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consume_disabled", b"consume_disabled", "members", b"members", "question", b"question", "reset_number", b"reset_number", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JoinGroupResponse: _TypeAlias = JoinGroupResponse  # noqa: Y015
+
+@_typing.final
+class ClientQuestion(_message.Message):
+    """An operator's question to a running client. The answer is one AnswerQuestion call to the broker that asked."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUESTION_ID_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    DESCRIBE_FIELD_NUMBER: _builtins.int
+    CONSUME_FIELD_NUMBER: _builtins.int
+    question_id: _builtins.bytes
+    """16 random bytes, for the answer: only the client that is asked knows them."""
+    timeout_ms: _builtins.int
+    """So long the broker waits for the answer."""
+    @_builtins.property
+    def describe(self) -> Global___DescribeQuestion:
+        """What the client does now."""
+
+    @_builtins.property
+    def consume(self) -> Global___ConsumeQuestion:
+        """To let the listener consume a message."""
+
+    def __init__(
+        self,
+        *,
+        question_id: _builtins.bytes = ...,
+        timeout_ms: _builtins.int = ...,
+        describe: Global___DescribeQuestion | None = ...,
+        consume: Global___ConsumeQuestion | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["consume", b"consume", "describe", b"describe", "kind", b"kind"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consume", b"consume", "describe", b"describe", "kind", b"kind", "question_id", b"question_id", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["describe", "consume"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___ClientQuestion: _TypeAlias = ClientQuestion  # noqa: Y015
+
+@_typing.final
+class DescribeQuestion(_message.Message):
+    """See ClientQuestion."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WITH_STACKS_FIELD_NUMBER: _builtins.int
+    with_stacks: _builtins.bool
+    """Also the stacks of the listener calls that run."""
+    def __init__(
+        self,
+        *,
+        with_stacks: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["with_stacks", b"with_stacks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeQuestion: _TypeAlias = DescribeQuestion  # noqa: Y015
+
+@_typing.final
+class ConsumeQuestion(_message.Message):
+    """See ClientQuestion."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: _builtins.int
+    RECORD_FIELD_NUMBER: _builtins.int
+    record: _builtins.bytes
+    """Its record, in the form of docs/format/record.md."""
+    @_builtins.property
+    def queue(self) -> _common_pb2.QueueRef:
+        """The queue of the message."""
+
+    def __init__(
+        self,
+        *,
+        queue: _common_pb2.QueueRef | None = ...,
+        record: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue", "record", b"record"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConsumeQuestion: _TypeAlias = ConsumeQuestion  # noqa: Y015
+
+@_typing.final
+class AnswerQuestionRequest(_message.Message):
+    """See BrokerService.AnswerQuestion."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    QUESTION_ID_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    DESCRIPTION_FIELD_NUMBER: _builtins.int
+    RESULT_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.str
+    """As the client joined, or sends."""
+    question_id: _builtins.bytes
+    """Of the question."""
+    @_builtins.property
+    def refused(self) -> _common_pb2.Error:
+        """Why the client does not answer: REMOTE_QUESTIONS_OFF, QUESTION_UNSUPPORTED, TOPIC_NOT_SUBSCRIBED, TOO_MANY_QUESTIONS, INVALID_REQUEST.
+        Any other becomes INTERNAL_ERROR.
+        """
+
+    @_builtins.property
+    def description(self) -> Global___ClientDescription:
+        """To a DescribeQuestion."""
+
+    @_builtins.property
+    def result(self) -> Global___ListenerResult:
+        """To a ConsumeQuestion."""
+
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.str = ...,
+        question_id: _builtins.bytes = ...,
+        refused: _common_pb2.Error | None = ...,
+        description: Global___ClientDescription | None = ...,
+        result: Global___ListenerResult | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "description", b"description", "refused", b"refused", "result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "client_id", b"client_id", "description", b"description", "question_id", b"question_id", "refused", b"refused", "result", b"result"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["refused", "description", "result"]  # noqa: Y015
+    _WhichOneofArgType_answer: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_answer) -> _WhichOneofReturnType_answer | None: ...
+
+Global___AnswerQuestionRequest: _TypeAlias = AnswerQuestionRequest  # noqa: Y015
+
+@_typing.final
+class AnswerQuestionResponse(_message.Message):
+    """See BrokerService.AnswerQuestion."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AnswerQuestionResponse: _TypeAlias = AnswerQuestionResponse  # noqa: Y015
+
+@_typing.final
+class ClientDescription(_message.Message):
+    """What a client does, in its own words. Names are the wire's, with the namespace."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class OptionsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    LANGUAGE_FIELD_NUMBER: _builtins.int
+    START_TIME_MS_FIELD_NUMBER: _builtins.int
+    TIME_MS_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    IS_SUSPENDED_FIELD_NUMBER: _builtins.int
+    SUBSCRIPTIONS_FIELD_NUMBER: _builtins.int
+    QUEUES_FIELD_NUMBER: _builtins.int
+    QUEUE_COUNT_FIELD_NUMBER: _builtins.int
+    LEASES_FIELD_NUMBER: _builtins.int
+    SENDING_FIELD_NUMBER: _builtins.int
+    RATES_FIELD_NUMBER: _builtins.int
+    RATES_WINDOW_MS_FIELD_NUMBER: _builtins.int
+    CALLS_FIELD_NUMBER: _builtins.int
+    CALL_COUNT_FIELD_NUMBER: _builtins.int
+    role: Global___ClientRole.ValueType
+    """What it is."""
+    version: _builtins.str
+    """Version of its library."""
+    language: _builtins.str
+    """Of its program, such as "python 3.11.2"."""
+    start_time_ms: _builtins.int
+    """When it was started, in ms since 1970 by its own clock."""
+    time_ms: _builtins.int
+    """When it answered, in ms since 1970 by its own clock."""
+    is_suspended: _builtins.bool
+    """The application has told it to begin no listener call."""
+    queue_count: _builtins.int
+    """How many queues it reads."""
+    rates_window_ms: _builtins.int
+    """The time that `rates` are of, in ms, at most about 60,000; 0 = it has just begun."""
+    call_count: _builtins.int
+    """How many listener calls run."""
+    @_builtins.property
+    def options(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Its options and their values; at most 128 of 256 characters. None is a secret."""
+
+    @_builtins.property
+    def subscriptions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Subscription]:
+        """What it reads, at most 128 KiB of it."""
+
+    @_builtins.property
+    def queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientQueue]:
+        """The queues that it reads, at most 1,024."""
+
+    @_builtins.property
+    def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientLeases]:
+        """Of a client that receives (POP): what it has of each broker group."""
+
+    @_builtins.property
+    def sending(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientSending]:
+        """Of a producer: how it sends to each broker group."""
+
+    @_builtins.property
+    def rates(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientRates]:
+        """By topic; of more than 1,000 the others are counted together, without a name."""
+
+    @_builtins.property
+    def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientCall]:
+        """The listener calls that run longest, at most 64."""
+
+    def __init__(
+        self,
+        *,
+        role: Global___ClientRole.ValueType = ...,
+        version: _builtins.str = ...,
+        language: _builtins.str = ...,
+        start_time_ms: _builtins.int = ...,
+        time_ms: _builtins.int = ...,
+        options: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        is_suspended: _builtins.bool = ...,
+        subscriptions: _abc.Iterable[Global___Subscription] | None = ...,
+        queues: _abc.Iterable[Global___ClientQueue] | None = ...,
+        queue_count: _builtins.int = ...,
+        leases: _abc.Iterable[Global___ClientLeases] | None = ...,
+        sending: _abc.Iterable[Global___ClientSending] | None = ...,
+        rates: _abc.Iterable[Global___ClientRates] | None = ...,
+        rates_window_ms: _builtins.int = ...,
+        calls: _abc.Iterable[Global___ClientCall] | None = ...,
+        call_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_count", b"call_count", "calls", b"calls", "is_suspended", b"is_suspended", "language", b"language", "leases", b"leases", "options", b"options", "queue_count", b"queue_count", "queues", b"queues", "rates", b"rates", "rates_window_ms", b"rates_window_ms", "role", b"role", "sending", b"sending", "start_time_ms", b"start_time_ms", "subscriptions", b"subscriptions", "time_ms", b"time_ms", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClientDescription: _TypeAlias = ClientDescription  # noqa: Y015
+
+@_typing.final
+class ClientQueue(_message.Message):
+    """A queue that a client reads."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: _builtins.int
+    BROKER_GROUP_FIELD_NUMBER: _builtins.int
+    COMMITTED_FIELD_NUMBER: _builtins.int
+    NEXT_FIELD_NUMBER: _builtins.int
+    CACHED_COUNT_FIELD_NUMBER: _builtins.int
+    CACHED_BYTES_FIELD_NUMBER: _builtins.int
+    CALL_COUNT_FIELD_NUMBER: _builtins.int
+    LOCK_NUMBER_FIELD_NUMBER: _builtins.int
+    IS_LOCKED_FIELD_NUMBER: _builtins.int
+    LAST_PULL_MS_FIELD_NUMBER: _builtins.int
+    IS_PAUSED_FIELD_NUMBER: _builtins.int
+    broker_group: _builtins.str
+    """Its broker group."""
+    cached_count: _builtins.int
+    """Messages that it has pulled and is not done with."""
+    cached_bytes: _builtins.int
+    """Bytes of the pull answers that these came in."""
+    call_count: _builtins.int
+    """Listener calls with its messages."""
+    lock_number: _builtins.int
+    """Of a client in order: the number of the queue's lock."""
+    is_locked: _builtins.bool
+    """Of a client in order: the lock holds by its clock."""
+    last_pull_ms: _builtins.int
+    """When a pull was answered last, in ms since 1970 by its clock; 0 = never."""
+    is_paused: _builtins.bool
+    """The application has paused it."""
+    @_builtins.property
+    def queue(self) -> _common_pb2.QueueRef:
+        """The queue."""
+
+    @_builtins.property
+    def committed(self) -> _common_pb2.Position:
+        """What the broker has confirmed last as committed; absent: nothing yet."""
+
+    @_builtins.property
+    def next(self) -> _common_pb2.Position:
+        """Where it pulls next; absent: it does not know yet."""
+
+    def __init__(
+        self,
+        *,
+        queue: _common_pb2.QueueRef | None = ...,
+        broker_group: _builtins.str = ...,
+        committed: _common_pb2.Position | None = ...,
+        next: _common_pb2.Position | None = ...,
+        cached_count: _builtins.int = ...,
+        cached_bytes: _builtins.int = ...,
+        call_count: _builtins.int = ...,
+        lock_number: _builtins.int | None = ...,
+        is_locked: _builtins.bool = ...,
+        last_pull_ms: _builtins.int = ...,
+        is_paused: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_lock_number", b"_lock_number", "committed", b"committed", "lock_number", b"lock_number", "next", b"next", "queue", b"queue"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lock_number", b"_lock_number", "broker_group", b"broker_group", "cached_bytes", b"cached_bytes", "cached_count", b"cached_count", "call_count", b"call_count", "committed", b"committed", "is_locked", b"is_locked", "is_paused", b"is_paused", "last_pull_ms", b"last_pull_ms", "lock_number", b"lock_number", "next", b"next", "queue", b"queue"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__lock_number: _TypeAlias = _typing.Literal["lock_number"]  # noqa: Y015
+    _WhichOneofArgType__lock_number: _TypeAlias = _typing.Literal["_lock_number", b"_lock_number"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lock_number) -> _WhichOneofReturnType__lock_number | None: ...
+
+Global___ClientQueue: _TypeAlias = ClientQueue  # noqa: Y015
+
+@_typing.final
+class ClientLeases(_message.Message):
+    """What a client has received (POP) from a broker group."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_GROUP_FIELD_NUMBER: _builtins.int
+    HELD_COUNT_FIELD_NUMBER: _builtins.int
+    HELD_BYTES_FIELD_NUMBER: _builtins.int
+    CALL_COUNT_FIELD_NUMBER: _builtins.int
+    LAST_RECEIVE_MS_FIELD_NUMBER: _builtins.int
+    broker_group: _builtins.str
+    """The broker group."""
+    held_count: _builtins.int
+    """Messages that are not acknowledged."""
+    held_bytes: _builtins.int
+    """Bytes of their records; 0 = it does not know."""
+    call_count: _builtins.int
+    """Listener calls with them."""
+    last_receive_ms: _builtins.int
+    """When a call was answered last, in ms since 1970 by its clock; 0 = never."""
+    def __init__(
+        self,
+        *,
+        broker_group: _builtins.str = ...,
+        held_count: _builtins.int = ...,
+        held_bytes: _builtins.int = ...,
+        call_count: _builtins.int = ...,
+        last_receive_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "call_count", b"call_count", "held_bytes", b"held_bytes", "held_count", b"held_count", "last_receive_ms", b"last_receive_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClientLeases: _TypeAlias = ClientLeases  # noqa: Y015
+
+@_typing.final
+class ClientSending(_message.Message):
+    """How a producer sends to a broker group."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_GROUP_FIELD_NUMBER: _builtins.int
+    IS_CONNECTED_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_COUNT_FIELD_NUMBER: _builtins.int
+    WAITING_COUNT_FIELD_NUMBER: _builtins.int
+    WAITING_BYTES_FIELD_NUMBER: _builtins.int
+    STORED_COUNT_FIELD_NUMBER: _builtins.int
+    FAILED_COUNT_FIELD_NUMBER: _builtins.int
+    broker_group: _builtins.str
+    """The broker group."""
+    is_connected: _builtins.bool
+    """Its send stream is open."""
+    in_flight_count: _builtins.int
+    """Batches that are sent and not answered."""
+    waiting_count: _builtins.int
+    """Messages that are not decided, those in flight included."""
+    waiting_bytes: _builtins.int
+    """Bytes of them."""
+    stored_count: _builtins.int
+    """Messages that were stored since it began."""
+    failed_count: _builtins.int
+    """Messages that were not, as far as is known."""
+    def __init__(
+        self,
+        *,
+        broker_group: _builtins.str = ...,
+        is_connected: _builtins.bool = ...,
+        in_flight_count: _builtins.int = ...,
+        waiting_count: _builtins.int = ...,
+        waiting_bytes: _builtins.int = ...,
+        stored_count: _builtins.int = ...,
+        failed_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "failed_count", b"failed_count", "in_flight_count", b"in_flight_count", "is_connected", b"is_connected", "stored_count", b"stored_count", "waiting_bytes", b"waiting_bytes", "waiting_count", b"waiting_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClientSending: _TypeAlias = ClientSending  # noqa: Y015
+
+@_typing.final
+class ClientRates(_message.Message):
+    """What became of a topic's messages in a client, per second."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PULLED_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    PROCESS_MS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Topic name."""
+    pulled: _builtins.float
+    """Messages that came from brokers; of a producer 0."""
+    done: _builtins.float
+    """Messages that the listener has done; of a producer those that were stored."""
+    failed: _builtins.float
+    """Messages that the listener has not done; of a producer those that were not stored."""
+    process_ms: _builtins.float
+    """Mean time of a listener call, in ms."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        pulled: _builtins.float = ...,
+        done: _builtins.float = ...,
+        failed: _builtins.float = ...,
+        process_ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "failed", b"failed", "process_ms", b"process_ms", "pulled", b"pulled", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClientRates: _TypeAlias = ClientRates  # noqa: Y015
+
+@_typing.final
+class ClientCall(_message.Message):
+    """A listener call that runs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: _builtins.int
+    BROKER_GROUP_FIELD_NUMBER: _builtins.int
+    QUEUE_OFFSET_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
+    IS_LATE_FIELD_NUMBER: _builtins.int
+    STACK_FIELD_NUMBER: _builtins.int
+    broker_group: _builtins.str
+    """Its broker group."""
+    queue_offset: _builtins.int
+    """The first message."""
+    count: _builtins.int
+    """Messages in the call."""
+    age_ms: _builtins.int
+    """How long it has run."""
+    is_late: _builtins.bool
+    """It takes longer than the consume timeout."""
+    stack: _builtins.str
+    """Where the thread or the coroutine is, innermost call last, at most 16,384 characters, of all calls 256 KiB; empty: it was not asked for, or
+    cannot be told.
+    """
+    @_builtins.property
+    def queue(self) -> _common_pb2.QueueRef:
+        """The queue of its messages."""
+
+    def __init__(
+        self,
+        *,
+        queue: _common_pb2.QueueRef | None = ...,
+        broker_group: _builtins.str = ...,
+        queue_offset: _builtins.int = ...,
+        count: _builtins.int = ...,
+        age_ms: _builtins.int = ...,
+        is_late: _builtins.bool = ...,
+        stack: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "broker_group", b"broker_group", "count", b"count", "is_late", b"is_late", "queue", b"queue", "queue_offset", b"queue_offset", "stack", b"stack"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClientCall: _TypeAlias = ClientCall  # noqa: Y015
+
+@_typing.final
+class ListenerResult(_message.Message):
+    """How a listener consumed a message."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERDICT_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    SPENT_MS_FIELD_NUMBER: _builtins.int
+    IS_ORDERLY_FIELD_NUMBER: _builtins.int
+    verdict: Global___ListenerVerdict.ValueType
+    """What it said."""
+    text: _builtins.str
+    """Of an exception its traceback, of LATER what the listener returned; at most 16,384 characters."""
+    spent_ms: _builtins.int
+    """How long the call took."""
+    is_orderly: _builtins.bool
+    """It is a listener in order. Its calls with other messages of the queue go on meanwhile."""
+    def __init__(
+        self,
+        *,
+        verdict: Global___ListenerVerdict.ValueType = ...,
+        text: _builtins.str = ...,
+        spent_ms: _builtins.int = ...,
+        is_orderly: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_orderly", b"is_orderly", "spent_ms", b"spent_ms", "text", b"text", "verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListenerResult: _TypeAlias = ListenerResult  # noqa: Y015
 
 @_typing.final
 class RepliesRequest(_message.Message):
@@ -4463,6 +5128,7 @@ class ListClientsRequest(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     MAX_COUNT_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
     kind: Global___ClientKind.ValueType
     """Which clients."""
     group: _builtins.str
@@ -4471,6 +5137,8 @@ class ListClientsRequest(_message.Message):
     """Clients in the answer, at most 1,000; 0 = 1,000."""
     page_token: _builtins.str
     """next_page_token of the answer before; empty = from the beginning."""
+    client_id: _builtins.str
+    """Only clients of this name; empty = of any."""
     def __init__(
         self,
         *,
@@ -4478,10 +5146,11 @@ class ListClientsRequest(_message.Message):
         group: _builtins.str = ...,
         max_count: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        client_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "kind", b"kind", "max_count", b"max_count", "page_token", b"page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "group", b"group", "kind", b"kind", "max_count", b"max_count", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -4502,7 +5171,7 @@ class ClientInfo(_message.Message):
     group: _builtins.str
     """Of a member."""
     client_id: _builtins.str
-    """Of a member."""
+    """Of a member; of a producer once it has sent something, if it tells."""
     address: _builtins.str
     """host:port that it has called from."""
     agent: _builtins.str
@@ -4556,6 +5225,128 @@ class ListClientsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListClientsResponse: _TypeAlias = ListClientsResponse  # noqa: Y015
+
+@_typing.final
+class DescribeClientRequest(_message.Message):
+    """See BrokerAdminService.DescribeClient."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    WITH_STACKS_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    """Of a member of a group; empty = a producer."""
+    client_id: _builtins.str
+    """The client's name. Of producers with one name the newest is asked."""
+    with_stacks: _builtins.bool
+    """Also the stacks of the listener calls that run."""
+    timeout_ms: _builtins.int
+    """How long to wait for the client, at most 60,000; 0 = 10,000."""
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        client_id: _builtins.str = ...,
+        with_stacks: _builtins.bool = ...,
+        timeout_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "group", b"group", "timeout_ms", b"timeout_ms", "with_stacks", b"with_stacks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeClientRequest: _TypeAlias = DescribeClientRequest  # noqa: Y015
+
+@_typing.final
+class DescribeClientResponse(_message.Message):
+    """See BrokerAdminService.DescribeClient."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_FIELD_NUMBER: _builtins.int
+    DESCRIPTION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def client(self) -> Global___ClientInfo:
+        """What the broker knows."""
+
+    @_builtins.property
+    def description(self) -> Global___ClientDescription:
+        """What the client says."""
+
+    def __init__(
+        self,
+        *,
+        client: Global___ClientInfo | None = ...,
+        description: Global___ClientDescription | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "description", b"description"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "description", b"description"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeClientResponse: _TypeAlias = DescribeClientResponse  # noqa: Y015
+
+@_typing.final
+class VerifyMessageRequest(_message.Message):
+    """See BrokerAdminService.VerifyMessage."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    """Consumer group name."""
+    client_id: _builtins.str
+    """The member's name."""
+    message_id: _builtins.str
+    """`<broker group>/<log offset>`, or RocketMQ's 32 or 56 hexadecimal digits."""
+    timeout_ms: _builtins.int
+    """How long to wait for the client, at most 60,000; 0 = 10,000."""
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        client_id: _builtins.str = ...,
+        message_id: _builtins.str = ...,
+        timeout_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "group", b"group", "message_id", b"message_id", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifyMessageRequest: _TypeAlias = VerifyMessageRequest  # noqa: Y015
+
+@_typing.final
+class VerifyMessageResponse(_message.Message):
+    """See BrokerAdminService.VerifyMessage."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def result(self) -> Global___ListenerResult:
+        """What the listener said."""
+
+    def __init__(
+        self,
+        *,
+        result: Global___ListenerResult | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifyMessageResponse: _TypeAlias = VerifyMessageResponse  # noqa: Y015
 
 @_typing.final
 class QueryHalvesRequest(_message.Message):

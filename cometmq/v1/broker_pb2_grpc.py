@@ -57,6 +57,11 @@ class BrokerServiceStub:
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.JoinGroupRequest.SerializeToString,
                 response_deserializer=cometmq_dot_v1_dot_broker__pb2.JoinGroupResponse.FromString,
                 _registered_method=True)
+        self.AnswerQuestion = channel.unary_unary(
+                '/cometmq.v1.BrokerService/AnswerQuestion',
+                request_serializer=cometmq_dot_v1_dot_broker__pb2.AnswerQuestionRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_broker__pb2.AnswerQuestionResponse.FromString,
+                _registered_method=True)
         self.CommitOffsets = channel.unary_unary(
                 '/cometmq.v1.BrokerService/CommitOffsets',
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.CommitOffsetsRequest.SerializeToString,
@@ -195,6 +200,15 @@ class BrokerServiceServicer:
         latest. Errors end the stream: GROUP_NAME_INVALID, TOPIC_NAME_INVALID, FILTER_INVALID, GROUP_NOT_FOUND (when groups
         are not created on demand), LIMIT_EXCEEDED, INVALID_REQUEST (client_id taken by another stream of the same client is no
         error: the newer stream wins), CLIENT_ID_IN_USE (another client of that name has joined). No deadline.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AnswerQuestion(self, request, context):
+        """Answers a question that came on one of the client's streams: JoinGroup of a member, SendStream of a producer. Each question is answered
+        once. Errors: QUESTION_NOT_FOUND (no such question was put to this client, it was answered, or its time is over), INVALID_REQUEST (the
+        answer is of another kind), LIMIT_EXCEEDED (more than 1 MiB). Deadline 3 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -407,6 +421,11 @@ def add_BrokerServiceServicer_to_server(servicer, server):
                     request_deserializer=cometmq_dot_v1_dot_broker__pb2.JoinGroupRequest.FromString,
                     response_serializer=cometmq_dot_v1_dot_broker__pb2.JoinGroupResponse.SerializeToString,
             ),
+            'AnswerQuestion': grpc.unary_unary_rpc_method_handler(
+                    servicer.AnswerQuestion,
+                    request_deserializer=cometmq_dot_v1_dot_broker__pb2.AnswerQuestionRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_broker__pb2.AnswerQuestionResponse.SerializeToString,
+            ),
             'CommitOffsets': grpc.unary_unary_rpc_method_handler(
                     servicer.CommitOffsets,
                     request_deserializer=cometmq_dot_v1_dot_broker__pb2.CommitOffsetsRequest.FromString,
@@ -609,6 +628,33 @@ class BrokerService:
             '/cometmq.v1.BrokerService/JoinGroup',
             cometmq_dot_v1_dot_broker__pb2.JoinGroupRequest.SerializeToString,
             cometmq_dot_v1_dot_broker__pb2.JoinGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AnswerQuestion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cometmq.v1.BrokerService/AnswerQuestion',
+            cometmq_dot_v1_dot_broker__pb2.AnswerQuestionRequest.SerializeToString,
+            cometmq_dot_v1_dot_broker__pb2.AnswerQuestionResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1192,6 +1238,16 @@ class BrokerAdminServiceStub:
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.ListClientsRequest.SerializeToString,
                 response_deserializer=cometmq_dot_v1_dot_broker__pb2.ListClientsResponse.FromString,
                 _registered_method=True)
+        self.DescribeClient = channel.unary_unary(
+                '/cometmq.v1.BrokerAdminService/DescribeClient',
+                request_serializer=cometmq_dot_v1_dot_broker__pb2.DescribeClientRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_broker__pb2.DescribeClientResponse.FromString,
+                _registered_method=True)
+        self.VerifyMessage = channel.unary_unary(
+                '/cometmq.v1.BrokerAdminService/VerifyMessage',
+                request_serializer=cometmq_dot_v1_dot_broker__pb2.VerifyMessageRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_broker__pb2.VerifyMessageResponse.FromString,
+                _registered_method=True)
         self.QueryHalves = channel.unary_unary(
                 '/cometmq.v1.BrokerAdminService/QueryHalves',
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.QueryHalvesRequest.SerializeToString,
@@ -1361,6 +1417,24 @@ class BrokerAdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeClient(self, request, context):
+        """Asks a client that is connected here what it does now. A read. Errors: INVALID_REQUEST, GROUP_NAME_INVALID, NOT_WRITER,
+        CLIENT_NOT_FOUND, CLIENT_GONE (its stream ended before it answered), QUESTION_UNSUPPORTED (its version, or its kind, knows no such question),
+        REMOTE_QUESTIONS_OFF, QUESTION_TIMEOUT, TOO_MANY_QUESTIONS, BROKER_DRAINING. Deadline: timeout_ms of the request and 3 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def VerifyMessage(self, request, context):
+        """Lets the listener of a member consume a message of this broker group now, beside what the member consumes otherwise. The call is not
+        counted, and nothing is committed. After QUESTION_TIMEOUT and CLIENT_GONE the listener may have consumed the message, or may still do so.
+        Errors: DescribeClient's, MESSAGE_ID_INVALID, MESSAGE_NOT_FOUND, STORE_DAMAGED, TOPIC_NOT_SUBSCRIBED. Deadline: as DescribeClient.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def QueryHalves(self, request, context):
         """Half messages whose transactions have not ended, by page, in the order of the half queue; one that ends meanwhile may be left out. A
         read of the writer. Errors: GROUP_NAME_INVALID, INVALID_REQUEST, NOT_WRITER. Deadline 3 s.
@@ -1487,6 +1561,16 @@ def add_BrokerAdminServiceServicer_to_server(servicer, server):
                     servicer.ListClients,
                     request_deserializer=cometmq_dot_v1_dot_broker__pb2.ListClientsRequest.FromString,
                     response_serializer=cometmq_dot_v1_dot_broker__pb2.ListClientsResponse.SerializeToString,
+            ),
+            'DescribeClient': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeClient,
+                    request_deserializer=cometmq_dot_v1_dot_broker__pb2.DescribeClientRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_broker__pb2.DescribeClientResponse.SerializeToString,
+            ),
+            'VerifyMessage': grpc.unary_unary_rpc_method_handler(
+                    servicer.VerifyMessage,
+                    request_deserializer=cometmq_dot_v1_dot_broker__pb2.VerifyMessageRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_broker__pb2.VerifyMessageResponse.SerializeToString,
             ),
             'QueryHalves': grpc.unary_unary_rpc_method_handler(
                     servicer.QueryHalves,
@@ -1926,6 +2010,60 @@ class BrokerAdminService:
             '/cometmq.v1.BrokerAdminService/ListClients',
             cometmq_dot_v1_dot_broker__pb2.ListClientsRequest.SerializeToString,
             cometmq_dot_v1_dot_broker__pb2.ListClientsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeClient(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cometmq.v1.BrokerAdminService/DescribeClient',
+            cometmq_dot_v1_dot_broker__pb2.DescribeClientRequest.SerializeToString,
+            cometmq_dot_v1_dot_broker__pb2.DescribeClientResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def VerifyMessage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cometmq.v1.BrokerAdminService/VerifyMessage',
+            cometmq_dot_v1_dot_broker__pb2.VerifyMessageRequest.SerializeToString,
+            cometmq_dot_v1_dot_broker__pb2.VerifyMessageResponse.FromString,
             options,
             channel_credentials,
             insecure,

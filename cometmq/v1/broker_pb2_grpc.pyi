@@ -65,6 +65,11 @@ class BrokerServiceStub:
     are not created on demand), LIMIT_EXCEEDED, INVALID_REQUEST (client_id taken by another stream of the same client is no
     error: the newer stream wins), CLIENT_ID_IN_USE (another client of that name has joined). No deadline.
     """
+    AnswerQuestion: _grpc.UnaryUnaryMultiCallable[_broker_pb2.AnswerQuestionRequest, _broker_pb2.AnswerQuestionResponse]
+    """Answers a question that came on one of the client's streams: JoinGroup of a member, SendStream of a producer. Each question is answered
+    once. Errors: QUESTION_NOT_FOUND (no such question was put to this client, it was answered, or its time is over), INVALID_REQUEST (the
+    answer is of another kind), LIMIT_EXCEEDED (more than 1 MiB). Deadline 3 s.
+    """
     CommitOffsets: _grpc.UnaryUnaryMultiCallable[_broker_pb2.CommitOffsetsRequest, _broker_pb2.CommitOffsetsResponse]
     """Records how far a group has consumed, for many queues at once; each item is decided on its own. Within a generation
     a committed offset only goes forward: an older one is answered with the kept position. A group that is not there yet is
@@ -213,6 +218,11 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     latest. Errors end the stream: GROUP_NAME_INVALID, TOPIC_NAME_INVALID, FILTER_INVALID, GROUP_NOT_FOUND (when groups
     are not created on demand), LIMIT_EXCEEDED, INVALID_REQUEST (client_id taken by another stream of the same client is no
     error: the newer stream wins), CLIENT_ID_IN_USE (another client of that name has joined). No deadline.
+    """
+    AnswerQuestion: _aio.UnaryUnaryMultiCallable[_broker_pb2.AnswerQuestionRequest, _broker_pb2.AnswerQuestionResponse]  # type: ignore[assignment]
+    """Answers a question that came on one of the client's streams: JoinGroup of a member, SendStream of a producer. Each question is answered
+    once. Errors: QUESTION_NOT_FOUND (no such question was put to this client, it was answered, or its time is over), INVALID_REQUEST (the
+    answer is of another kind), LIMIT_EXCEEDED (more than 1 MiB). Deadline 3 s.
     """
     CommitOffsets: _aio.UnaryUnaryMultiCallable[_broker_pb2.CommitOffsetsRequest, _broker_pb2.CommitOffsetsResponse]  # type: ignore[assignment]
     """Records how far a group has consumed, for many queues at once; each item is decided on its own. Within a generation
@@ -383,6 +393,17 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         latest. Errors end the stream: GROUP_NAME_INVALID, TOPIC_NAME_INVALID, FILTER_INVALID, GROUP_NOT_FOUND (when groups
         are not created on demand), LIMIT_EXCEEDED, INVALID_REQUEST (client_id taken by another stream of the same client is no
         error: the newer stream wins), CLIENT_ID_IN_USE (another client of that name has joined). No deadline.
+        """
+
+    @_abc_1.abstractmethod
+    def AnswerQuestion(
+        self,
+        request: _broker_pb2.AnswerQuestionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.AnswerQuestionResponse, _abc.Awaitable[_broker_pb2.AnswerQuestionResponse]]:
+        """Answers a question that came on one of the client's streams: JoinGroup of a member, SendStream of a producer. Each question is answered
+        once. Errors: QUESTION_NOT_FOUND (no such question was put to this client, it was answered, or its time is over), INVALID_REQUEST (the
+        answer is of another kind), LIMIT_EXCEEDED (more than 1 MiB). Deadline 3 s.
         """
 
     @_abc_1.abstractmethod
@@ -684,6 +705,16 @@ class BrokerAdminServiceStub:
     of group, client id and age; a client that comes or goes meanwhile may be left out. A read. Errors:
     GROUP_NAME_INVALID, INVALID_REQUEST, NOT_WRITER. Deadline 3 s.
     """
+    DescribeClient: _grpc.UnaryUnaryMultiCallable[_broker_pb2.DescribeClientRequest, _broker_pb2.DescribeClientResponse]
+    """Asks a client that is connected here what it does now. A read. Errors: INVALID_REQUEST, GROUP_NAME_INVALID, NOT_WRITER,
+    CLIENT_NOT_FOUND, CLIENT_GONE (its stream ended before it answered), QUESTION_UNSUPPORTED (its version, or its kind, knows no such question),
+    REMOTE_QUESTIONS_OFF, QUESTION_TIMEOUT, TOO_MANY_QUESTIONS, BROKER_DRAINING. Deadline: timeout_ms of the request and 3 s.
+    """
+    VerifyMessage: _grpc.UnaryUnaryMultiCallable[_broker_pb2.VerifyMessageRequest, _broker_pb2.VerifyMessageResponse]
+    """Lets the listener of a member consume a message of this broker group now, beside what the member consumes otherwise. The call is not
+    counted, and nothing is committed. After QUESTION_TIMEOUT and CLIENT_GONE the listener may have consumed the message, or may still do so.
+    Errors: DescribeClient's, MESSAGE_ID_INVALID, MESSAGE_NOT_FOUND, STORE_DAMAGED, TOPIC_NOT_SUBSCRIBED. Deadline: as DescribeClient.
+    """
     QueryHalves: _grpc.UnaryUnaryMultiCallable[_broker_pb2.QueryHalvesRequest, _broker_pb2.QueryHalvesResponse]
     """Half messages whose transactions have not ended, by page, in the order of the half queue; one that ends meanwhile may be left out. A
     read of the writer. Errors: GROUP_NAME_INVALID, INVALID_REQUEST, NOT_WRITER. Deadline 3 s.
@@ -784,6 +815,16 @@ class BrokerAdminServiceAsyncStub(BrokerAdminServiceStub):
     """Which clients have streams open here: members of groups, those that are away included, or producers. By page, in order
     of group, client id and age; a client that comes or goes meanwhile may be left out. A read. Errors:
     GROUP_NAME_INVALID, INVALID_REQUEST, NOT_WRITER. Deadline 3 s.
+    """
+    DescribeClient: _aio.UnaryUnaryMultiCallable[_broker_pb2.DescribeClientRequest, _broker_pb2.DescribeClientResponse]  # type: ignore[assignment]
+    """Asks a client that is connected here what it does now. A read. Errors: INVALID_REQUEST, GROUP_NAME_INVALID, NOT_WRITER,
+    CLIENT_NOT_FOUND, CLIENT_GONE (its stream ended before it answered), QUESTION_UNSUPPORTED (its version, or its kind, knows no such question),
+    REMOTE_QUESTIONS_OFF, QUESTION_TIMEOUT, TOO_MANY_QUESTIONS, BROKER_DRAINING. Deadline: timeout_ms of the request and 3 s.
+    """
+    VerifyMessage: _aio.UnaryUnaryMultiCallable[_broker_pb2.VerifyMessageRequest, _broker_pb2.VerifyMessageResponse]  # type: ignore[assignment]
+    """Lets the listener of a member consume a message of this broker group now, beside what the member consumes otherwise. The call is not
+    counted, and nothing is committed. After QUESTION_TIMEOUT and CLIENT_GONE the listener may have consumed the message, or may still do so.
+    Errors: DescribeClient's, MESSAGE_ID_INVALID, MESSAGE_NOT_FOUND, STORE_DAMAGED, TOPIC_NOT_SUBSCRIBED. Deadline: as DescribeClient.
     """
     QueryHalves: _aio.UnaryUnaryMultiCallable[_broker_pb2.QueryHalvesRequest, _broker_pb2.QueryHalvesResponse]  # type: ignore[assignment]
     """Half messages whose transactions have not ended, by page, in the order of the half queue; one that ends meanwhile may be left out. A
@@ -972,6 +1013,28 @@ class BrokerAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """Which clients have streams open here: members of groups, those that are away included, or producers. By page, in order
         of group, client id and age; a client that comes or goes meanwhile may be left out. A read. Errors:
         GROUP_NAME_INVALID, INVALID_REQUEST, NOT_WRITER. Deadline 3 s.
+        """
+
+    @_abc_1.abstractmethod
+    def DescribeClient(
+        self,
+        request: _broker_pb2.DescribeClientRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.DescribeClientResponse, _abc.Awaitable[_broker_pb2.DescribeClientResponse]]:
+        """Asks a client that is connected here what it does now. A read. Errors: INVALID_REQUEST, GROUP_NAME_INVALID, NOT_WRITER,
+        CLIENT_NOT_FOUND, CLIENT_GONE (its stream ended before it answered), QUESTION_UNSUPPORTED (its version, or its kind, knows no such question),
+        REMOTE_QUESTIONS_OFF, QUESTION_TIMEOUT, TOO_MANY_QUESTIONS, BROKER_DRAINING. Deadline: timeout_ms of the request and 3 s.
+        """
+
+    @_abc_1.abstractmethod
+    def VerifyMessage(
+        self,
+        request: _broker_pb2.VerifyMessageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.VerifyMessageResponse, _abc.Awaitable[_broker_pb2.VerifyMessageResponse]]:
+        """Lets the listener of a member consume a message of this broker group now, beside what the member consumes otherwise. The call is not
+        counted, and nothing is committed. After QUESTION_TIMEOUT and CLIENT_GONE the listener may have consumed the message, or may still do so.
+        Errors: DescribeClient's, MESSAGE_ID_INVALID, MESSAGE_NOT_FOUND, STORE_DAMAGED, TOPIC_NOT_SUBSCRIBED. Deadline: as DescribeClient.
         """
 
     @_abc_1.abstractmethod

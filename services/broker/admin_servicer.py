@@ -18,8 +18,9 @@ from cometmq.rpc.shares import address_of
 from cometmq.v1 import broker_pb2
 from services.broker.delay.delayed_list import COUNTS_MAX, DelayedList, DelayedMessage, Wanted
 from services.broker.delay.delayed_list import PAGE_MAX as DELAYED_PAGE_MAX
-from services.broker.groups.clients import ClientList
+from services.broker.groups.clients import Client, ClientList
 from services.broker.groups.coordinator import GroupCoordinator
+from services.broker.groups.live_clients import LiveClients
 from services.broker.groups.resets import Bound, OffsetResets, QueueReset, ResetTarget
 from services.broker.retry.dead_letters import DeadLetters
 from services.broker.retry.resends import ITEMS_MAX, Asked, Resender, ResendItem
@@ -74,6 +75,17 @@ def _delayed_proto(one: DelayedMessage) -> broker_pb2.DelayedMessage:
     )
 
 
+def _client_proto(one: Client) -> broker_pb2.ClientInfo:
+    return broker_pb2.ClientInfo(
+        group=one.group,
+        client_id=one.client_id,
+        address=one.origin.address,
+        agent=one.origin.agent,
+        since_ms=one.origin.since_ms,
+        is_away=one.is_away,
+    )
+
+
 class BrokerAdminServicer(AdminReadServicer):
     """``cometmq.v1.BrokerAdminService`` of the writer."""
 
@@ -86,6 +98,7 @@ class BrokerAdminServicer(AdminReadServicer):
         resender: Resender,
         resets: OffsetResets,
         clients: ClientList,
+        live_clients: LiveClients,
         half_admin: HalfAdmin,
         delayed: DelayedList,
         new_topic: TopicConfig,
@@ -98,6 +111,7 @@ class BrokerAdminServicer(AdminReadServicer):
         self._resender = resender
         self._resets = resets
         self._clients = clients
+        self._live_clients = live_clients
         self._halves = half_admin
         self._delayed = delayed
         self._new_topic = new_topic  # settings of a new topic, where a request says nothing
@@ -285,21 +299,30 @@ class BrokerAdminServicer(AdminReadServicer):
             group=request.group,
             after=request.page_token,
             count_max=request.max_count,
+            client_id=request.client_id,
         )
         return broker_pb2.ListClientsResponse(
-            clients=[
-                broker_pb2.ClientInfo(
-                    group=one.group,
-                    client_id=one.client_id,
-                    address=one.origin.address,
-                    agent=one.origin.agent,
-                    since_ms=one.origin.since_ms,
-                    is_away=one.is_away,
-                )
-                for one in found
-            ],
-            next_page_token=token,
+            clients=map(_client_proto, found), next_page_token=token
         )
+
+    async def DescribeClient(
+        self, request: broker_pb2.DescribeClientRequest, context: Context
+    ) -> broker_pb2.DescribeClientResponse:
+        client, said = await self._live_clients.describe(
+            request.group,
+            request.client_id,
+            request.timeout_ms,
+            with_stacks=request.with_stacks,
+        )
+        return broker_pb2.DescribeClientResponse(client=_client_proto(client), description=said)
+
+    async def VerifyMessage(
+        self, request: broker_pb2.VerifyMessageRequest, context: Context
+    ) -> broker_pb2.VerifyMessageResponse:
+        result = await self._live_clients.verify(
+            request.group, request.client_id, request.message_id, request.timeout_ms
+        )
+        return broker_pb2.VerifyMessageResponse(result=result)
 
     async def PutGroup(
         self, request: broker_pb2.PutGroupRequest, context: Context

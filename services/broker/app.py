@@ -177,6 +177,7 @@ class _Parts:
             writer.resender,
             client_api.resets,
             client_api.clients,
+            client_api.live_clients,
             writer.half_admin,
             DelayedList(writer.timers, writer.recalls, writer.storage, core.identity.broker_group),
             client_api.policy.new_topic,

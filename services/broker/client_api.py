@@ -20,7 +20,9 @@ from cometmq.rpc.shares import Buckets
 from cometmq.telemetry import fields, logger
 from services.broker.groups.clients import ClientList, Senders
 from services.broker.groups.coordinator import GroupCoordinator
+from services.broker.groups.live_clients import LiveClients
 from services.broker.groups.membership import Groups
+from services.broker.groups.questions import Questions
 from services.broker.groups.resets import OffsetResets
 from services.broker.pop.acks import AckService
 from services.broker.pop.receive import ReceiveService
@@ -87,6 +89,8 @@ class ClientApi:
         )
         senders = Senders()
         self.clients = ClientList(groups, senders)
+        questions = Questions(metrics)
+        self.live_clients = LiveClients(identity, self.clients, questions, core.reader)
         self.coordinator = GroupCoordinator(
             keeper,
             storage,
@@ -147,6 +151,7 @@ class ClientApi:
             metrics,
             shares,
             senders,
+            questions,
             clock,
             writer.described,
         )

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import grpc
 
 from cometmq.clock import Clock
-from cometmq.errors import BatchOutOfOrder, CometError, InvalidRequest, LimitExceeded
+from cometmq.errors import (
+    BatchOutOfOrder,
+    CometError,
+    InternalError,
+    InvalidRequest,
+    LimitExceeded,
+)
 from cometmq.format import ids
 from cometmq.format.delayed import check_level
 from cometmq.format.halves import HalfForm
@@ -19,11 +26,11 @@ from cometmq.member.metrics import MemberMetrics
 from cometmq.member.read.reader import Reader
 from cometmq.member.rpc import convert
 from cometmq.member.rpc.broker_servicer import check_items
-from cometmq.messaging.groups import check_client_id
+from cometmq.messaging.groups import Membership, check_client_id
 from cometmq.messaging.locks import LEASE_S
 from cometmq.messaging.send_order import SendOrder
 from cometmq.rpc.gate import Gate
-from cometmq.rpc.interceptors import to_proto
+from cometmq.rpc.interceptors import from_proto, to_proto
 from cometmq.rpc.shares import Shares, address_of, host_and_port
 from cometmq.v1 import broker_pb2, common_pb2, namesrv_pb2
 from services.broker.delay import recalls
@@ -31,6 +38,14 @@ from services.broker.delay.recalls import RecallService
 from services.broker.groups.clients import Senders
 from services.broker.groups.coordinator import GroupCoordinator
 from services.broker.groups.membership import MemberStream, Origin
+from services.broker.groups.questions import (
+    ANSWER_BYTES_MAX,
+    REFUSALS,
+    Description,
+    Questioned,
+    Questions,
+    Result,
+)
 from services.broker.groups.queue_locks import QueueLocks
 from services.broker.groups.views import GroupViews
 from services.broker.pop.servicer import PopServicer, PopServices
@@ -121,12 +136,45 @@ def _lock_result(answer: int | CometError) -> broker_pb2.LockResult:
     return broker_pb2.LockResult(lock_number=answer)
 
 
-class _Answers(asyncio.Queue["tuple[int, Accepted | CometError] | None"]):
-    """Of one stream, by batch id, in the order of the batches. ``is_idle``: none waits, and none is
-    being written.
+def _know(client: Questioned, request: broker_pb2.SendStreamRequest) -> None:
+    """A producer tells who it is. A bad name is refused with the batch."""
+    with suppress(InvalidRequest):
+        check_client_id(request.client_id)
+        client.client_id, client.known = request.client_id, frozenset(request.known_questions)
+
+
+def _said(request: broker_pb2.AnswerQuestionRequest) -> Description | Result | CometError:
+    """What a client answers. A client cannot speak for the broker: of the catalogue it has only
+    what is about itself.
+    """
+    match request.WhichOneof("answer"):
+        case "description":
+            return request.description
+        case "result":
+            return request.result
+        case "refused":
+            error = from_proto(request.refused)
+            return (
+                error if isinstance(error, REFUSALS) else InternalError(f"client: {error.message}")
+            )
+    raise InvalidRequest("answer: there is none")
+
+
+class _Answers(asyncio.Queue["tuple[int, Accepted | CometError] | Questioned | None"]):
+    """Of one stream, by batch id, in the order of the batches; between them the client, when it has
+    questions. ``is_idle``: none waits, and none is being written by the task that takes them.
+    ``is_writing``: another task writes an answer.
     """
 
     is_idle = True
+    is_writing = False
+    client: Questioned
+
+    def look_for_questions(self) -> None:
+        """There may be questions to the client."""
+        if not self.is_writing:
+            self.is_idle = False
+            self.put_nowait(self.client)
 
 
 class BrokerServicer(PopServicer):
@@ -150,6 +198,7 @@ class BrokerServicer(PopServicer):
         metrics: MemberMetrics,
         shares: StreamShares,
         senders: Senders,
+        questions: Questions,
         clock: Clock,
         described: Callable[[], namesrv_pb2.Member],
     ) -> None:
@@ -165,34 +214,49 @@ class BrokerServicer(PopServicer):
         self._gate = gate
         self._shares = shares
         self._senders = senders
+        self._questions = questions
         self._clock = clock
         self._views = GroupViews()
         gate.at_drain(coordinator.end_members)
         gate.at_drain(replies.end_all)
+        gate.at_drain(questions.end)
 
     # --- sending ---
 
     async def SendStream(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
+        answers = _Answers()  # bounded by `room`
+        answers.client = Questioned(answers.look_for_questions)
         with (
             self._shares.sending.held(address_of(context.peer())),
-            self._senders.sending(self._origin(context)),
+            self._senders.sending(self._origin(context), answers.client),
         ):
-            await self._send_stream(context)
+            try:
+                await self._send_stream(context, answers)
+            finally:
+                self._questions.left(answers.client)
 
-    async def _send_stream(self, context: Context) -> None:
+    async def _send_stream(self, context: Context, answers: _Answers) -> None:
         born_host = host_of_peer(context.peer())
         await context.write(broker_pb2.SendStreamResponse(opened=self._opened(born_host)))
-        answers = _Answers()  # bounded by `room`
         room = asyncio.Semaphore(BATCHES_IN_FLIGHT_MAX)
         with self._metrics.producer_connections.track_inprogress():
             async with asyncio.TaskGroup() as tasks:
                 reading = tasks.create_task(self._read_batches(context, born_host, answers, room))
                 stopping = tasks.create_task(self._gate.when_draining(reading.cancel))
                 while (answer := await answers.get()) is not None:
-                    await self._answer(context, *answer)
-                    room.release()
+                    if isinstance(answer, Questioned):
+                        await self._put_questions(context, answer)
+                    else:
+                        await self._answer(context, *answer)
+                        room.release()
                     answers.is_idle = answers.empty()
                 stopping.cancel()
+
+    async def _put_questions(self, context: Context, client: Questioned) -> None:
+        while (question := client.take()) is not None:
+            response = broker_pb2.SendStreamResponse(question=question)
+            await context.room(response.ByteSize())
+            await context.write(response)
 
     async def _read_batches(
         self, context: Context, born_host: bytes, answers: _Answers, room: asyncio.Semaphore
@@ -208,7 +272,9 @@ class BrokerServicer(PopServicer):
                     return
                 if request.batch_id == next_id:
                     next_id += 1
-                    client_id = request.client_id or client_id
+                    if request.client_id:
+                        client_id = request.client_id
+                        _know(answers.client, request)
                     taken = await self._take_in_order(request, order, born_host, client_id)
                 else:  # lost, sent twice, or out of order
                     taken = InvalidRequest(f"batch_id: the next is {next_id}")
@@ -217,8 +283,12 @@ class BrokerServicer(PopServicer):
                 is_decided = isinstance(taken, CometError) or taken.ticket.acked is None
                 if is_decided and answers.is_idle and len(request.records) <= LONE_BYTES_MAX:
                     # Its sender may wait for just this: no other task is woken for the answer.
+                    answers.is_writing = True
                     await self._answer(context, request.batch_id, taken)
+                    answers.is_writing = False
                     room.release()
+                    if answers.client.has_questions:  # which came meanwhile
+                        answers.look_for_questions()
                 else:
                     answers.is_idle = False
                     answers.put_nowait((request.batch_id, taken))
@@ -437,8 +507,11 @@ class BrokerServicer(PopServicer):
                 address,
                 self._origin(context),
             )
+            stream.questioned.known = frozenset(first.known_questions)
             await self._follow_group(stream, context)
         finally:
+            if stream is not None:
+                self._questions.left(stream.questioned)
             # A member that is away keeps its share until it is forgotten: see ClientApi.
             if stream is None or not self._coordinator.left(stream):
                 self._shares.members.give_back(address)
@@ -447,16 +520,29 @@ class BrokerServicer(PopServicer):
         """Tell the group to its member, and hear what it reads, until one of them ends it."""
         async with asyncio.TaskGroup() as tasks:
             reading = tasks.create_task(self._read_subscriptions(context, stream))
-            async for view in stream.views():
-                packed = self._views.pack(
-                    stream.group,
-                    view,
-                    consume_disabled=self._coordinator.is_consume_disabled(stream.group),
-                    reset_number=self._coordinator.newest_reset(stream.group),
-                )
+            async for told in stream.outgoing():
+                packed = self._packed(stream, told)
                 await context.room(len(packed))
                 await context.write(packed)
             reading.cancel()
+
+    def _packed(self, stream: MemberStream, told: Membership | broker_pb2.ClientQuestion) -> bytes:
+        if isinstance(told, broker_pb2.ClientQuestion):
+            return broker_pb2.JoinGroupResponse(question=told).SerializeToString()
+        return self._views.pack(
+            stream.group,
+            told,
+            consume_disabled=self._coordinator.is_consume_disabled(stream.group),
+            reset_number=self._coordinator.newest_reset(stream.group),
+        )
+
+    async def AnswerQuestion(
+        self, request: broker_pb2.AnswerQuestionRequest, context: Context
+    ) -> broker_pb2.AnswerQuestionResponse:
+        if request.ByteSize() > ANSWER_BYTES_MAX:
+            raise LimitExceeded(f"an answer has at most {ANSWER_BYTES_MAX} bytes")
+        self._questions.answered(request.client_id, request.question_id, _said(request))
+        return broker_pb2.AnswerQuestionResponse()
 
     def _origin(self, context: Context) -> Origin:
         return Origin(host_and_port(context.peer()), context.agent(), self._clock.wall_ms())

@@ -18,6 +18,7 @@ from cometmq.client.options import PushConsumerOptions
 from cometmq.client.reading.fetcher import Fetcher
 from cometmq.client.reading.progress import Progress
 from cometmq.client.received import ReceivedMessage
+from cometmq.client.remote.rates import Rates
 from cometmq.format.properties import encode as encode_properties
 from cometmq.format.record import encode
 from cometmq.model import Position, QueueRef
@@ -58,6 +59,7 @@ class _Workers:
     """Work as the real ones keep it: in the order of arrival, dropped when nothing is left."""
 
     def __init__(self) -> None:
+        self.rates = Rates()
         self.work: list[Work] = []
         self.delayed: list[Work] = []
 

@@ -14,6 +14,7 @@ from cometmq.client.options import PushConsumerOptions
 from cometmq.client.reading.fetcher import Fetcher
 from cometmq.client.reading.progress import AnyRun, Progress, Run
 from cometmq.client.received import ReceivedMessage
+from cometmq.client.remote.description import QueueState
 from cometmq.errors import CometError, OffsetReset, PositionFenced, Retry
 from cometmq.model import Position, QueueRef
 from cometmq.rpc.tasks import Tasks, stop_all
@@ -47,6 +48,7 @@ class AssignedQueue:
         self._fetcher = fetcher
         self._workers = workers
         self._options = options
+        self.tally = workers.rates.of(fetcher.queue.topic)
         self._progress: Progress | None = None  # None until the position is known
         self._committed: Position | None = None  # answered last by the broker
         self._changed = asyncio.Event()  # something has finished
@@ -61,6 +63,20 @@ class AssignedQueue:
     def count(self) -> int:
         """Messages pulled and not done."""
         return self._progress.count if self._progress is not None else 0
+
+    def state(self) -> QueueState:
+        """What is told about it."""
+        progress = self._progress
+        return QueueState(
+            self.queue,
+            self._committed,
+            self._fetcher.position,
+            self.count,
+            progress.bytes_count if progress is not None else 0,
+            self.running,
+            self._fetcher.pulled_s,
+            is_paused=self._workers.is_suspended,
+        )
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -104,6 +120,7 @@ class AssignedQueue:
             progress.rewind(batch.next_position)
             return
         messages = batch.messages
+        self.tally.pulled += len(messages)
         size = sum([message.size for message in messages])
         run = progress.add(_offsets(messages), batch.next_position, size)
         if messages:

@@ -21,12 +21,18 @@ from cometmq.client.messages import ConsumeResult, Later
 from cometmq.client.names import of
 from cometmq.client.reading.progress import AnyRun
 from cometmq.client.received import ReceivedMessage
+from cometmq.client.remote.description import CallState
+from cometmq.client.remote.loop_watch import LoopWatch
+from cometmq.client.remote.rates import Rates, Tally
+from cometmq.client.remote.stacks import exception_text, task_stack
 from cometmq.client.threads import ListenerThreads
+from cometmq.clock import monotonic_ns
 from cometmq.errors import InvalidRequest
 from cometmq.model import DELAY_LEVEL_MAX, DELAY_MS_MAX
 from cometmq.rpc.retry import BackoffPolicy
 from cometmq.rpc.tasks import Tasks, is_cancelled
 from cometmq.telemetry import fields, logger
+from cometmq.v1 import broker_pb2
 
 Verdict = ConsumeResult | Later | None
 Listener = Callable[[list[ReceivedMessage]], Awaitable[Verdict] | Verdict]
@@ -43,6 +49,7 @@ LOOKS_PER_TIMEOUT = 10  # at the calls that run, to find those that take too lon
 
 _CALLS_PER_TURN_MAX = 32  # by one worker, when the listener never waits: others want the loop too
 
+ANSWER_LENGTH_MAX = 1_000  # characters of what a listener has returned
 TRACEBACK_EVERY_S = 60.0
 KINDS_MAX = 256
 
@@ -84,6 +91,10 @@ class Queue(Protocol):
     running: int  # listener calls with its messages
 
     @property
+    def tally(self) -> Tally:
+        """What is counted of its topic."""
+
+    @property
     def closed(self) -> bool:
         """Whether the queue is no longer ours: its work is dropped."""
 
@@ -94,10 +105,11 @@ class Queue(Protocol):
 class Work:
     """Messages ``cursor`` to ``stop`` of a run."""
 
-    __slots__ = ("attempt", "cursor", "messages", "queue", "run", "stop")
+    __slots__ = ("attempt", "cursor", "messages", "queue", "run", "stop", "tally")
 
     def __init__(self, queue: Queue, run: AnyRun, messages: list[ReceivedMessage]) -> None:
         self.queue = queue
+        self.tally = queue.tally
         self.run = run
         self.messages = messages
         self.cursor = 0
@@ -106,12 +118,17 @@ class Work:
 
 
 class _Worker:
-    """``call``: the one that runs, None when none does, or it does not count any more."""
+    """``call``: the one that runs, None when none does. ``late``: the one that took too long, and
+    does not count any more.
+    """
 
-    __slots__ = ("call",)
+    __slots__ = ("call", "late", "started_ns", "task")
 
-    def __init__(self) -> None:
+    def __init__(self, task: asyncio.Task[object]) -> None:
         self.call: Call | None = None
+        self.late: Call | None = None
+        self.started_ns = 0
+        self.task = task
 
 
 class Workers:
@@ -131,10 +148,14 @@ class Workers:
         timeout_s: float,
         hooks: Sequence[ConsumeHook | ListenerWrapper] = (),
         group: str = "",
+        rates: Rates | None = None,
     ) -> None:
+        self.rates = rates or Rates()
         self._threads = None if _is_async(listener) else ListenerThreads(listener)
-        call = self._threads or cast(AsyncListener, listener)
-        self._listener = with_consume_hooks(call, hooks, group)
+        self._without_hooks = self._threads or cast(AsyncListener, listener)
+        self._listener = with_consume_hooks(self._without_hooks, hooks, group)
+        # Calls in threads do not block the loop.
+        self._loop_watch = LoopWatch(timeout_s, *CALLERS) if self._threads is None else None
         self._concurrency = concurrency
         self._count = 0  # running workers; above `concurrency` until the surplus has ended
         self._is_suspended = False
@@ -142,6 +163,8 @@ class Workers:
         self._redelivery = redelivery
         self._timeout_s = timeout_s
         self._workers: set[_Worker] = set()
+        self._turn = 0  # of the loop, counted while calls run
+        self._counts_turn = False
         # What a call that takes too long has in work; None: the call goes on.
         self.send_back: SendBack | None = None
         # None: what failed comes again here, in its place.
@@ -153,7 +176,9 @@ class Workers:
 
     def start(self, tasks: Tasks) -> None:
         self.resize(self._concurrency, tasks)
-        tasks.start(self._send_back_late(), "consume timeout")
+        if self._loop_watch is not None:
+            self._loop_watch.start()
+        tasks.start(self._watch_calls(), "consume timeout")
 
     def resize(self, concurrency: int, tasks: Tasks) -> None:
         """So many calls at a time from now on. Calls that run go on to their end."""
@@ -178,6 +203,8 @@ class Workers:
 
     def close(self) -> None:
         """Nothing comes again."""
+        if self._loop_watch is not None:
+            self._loop_watch.stop()
         if self._threads is not None:
             self._threads.close()
         for timer in self._delayed.values():
@@ -204,15 +231,20 @@ class Workers:
 
     async def _run(self) -> None:
         listener, batch_count, calls = self._listener, self._batch_count, 0
-        worker = _Worker()
+        task = asyncio.current_task()
+        assert task is not None
+        worker = _Worker(task)
         self._workers.add(worker)
         in_listener.set(True)
+        turn, timed, tally = self._begin(worker), 0, Tally()
         while self._count <= self._concurrency:
             work = self._next()
             if work is None:
                 worker.call = None
+                self._take_time(worker, tally, calls - timed)
                 await self._wait()
-                calls = 0
+                calls = timed = 0
+                turn = self._begin(worker)
                 continue
             queue, start = work.queue, work.cursor
             work.cursor = stop = min(start + batch_count, work.stop)
@@ -220,56 +252,146 @@ class Workers:
             worker.call = call = work, start, stop
             try:
                 answer: object = await listener(work.messages[start:stop])
-            except Exception as error:  # the application's: whatever it raises means "not done"
-                self._failed(work, start, stop, error)
-                answer = _LATER
             except (KeyboardInterrupt, SystemExit):  # they end the program
                 raise
-            except BaseException as error:  # a cancellation of what it waited for, for one
+            # The application's: whatever it raises means "not done". So does a cancellation of what
+            # it waited for.
+            except BaseException as error:
                 if is_cancelled(error):
                     raise
                 self._failed(work, start, stop, error)
                 answer = _LATER
             finally:
                 queue.running -= 1
-            if worker.call is not call:
+            tally = work.tally
+            calls += 1
+            if self._turn != turn:
+                self._take_time(worker, tally, calls - timed)
+                turn, timed = self._begin(worker), calls
+            if worker.late is call:
                 queue.finish(work.run, start, start)  # it took too long; who waits looks again
                 continue
             if answer is not None and answer is not ConsumeResult.SUCCESS:
-                stop = self._not_done(work, start, stop, answer)
+                first = self._not_done(work, start, stop, answer)
+                tally.failed += stop - first
+                stop = first
+            tally.done += stop - start
             queue.finish(work.run, start, stop)
-            calls += 1
             if calls >= _CALLS_PER_TURN_MAX:
-                calls = 0
+                self._take_time(worker, tally, calls - timed)
+                calls = timed = 0
                 await asyncio.sleep(0)
+                turn = self._begin(worker)
         self._count -= 1
         self._workers.remove(worker)
 
-    async def _send_back_late(self) -> None:
+    # The time is not taken at each call: that costs more than a call that does nothing. A call that
+    # waits lets the loop turn, and only then the next one begins at another time.
+
+    def _begin(self, worker: _Worker) -> int:
+        """The worker's next call begins now, and so do those after it until the loop has turned:
+        the number of the turn.
+        """
+        worker.started_ns = monotonic_ns()
+        if not self._counts_turn:
+            self._counts_turn = True
+            asyncio.get_running_loop().call_soon(self._turned)
+        return self._turn
+
+    def _turned(self) -> None:
+        self._turn += 1
+        self._counts_turn = False
+
+    def _take_time(self, worker: _Worker, tally: Tally, calls: int) -> None:
+        """So many calls have ended since the worker's last beginning."""
+        tally.calls += calls
+        tally.busy_ns += monotonic_ns() - worker.started_ns if calls else 0
+
+    async def _watch_calls(self) -> None:
         """A call whose messages were seen to be in work at so many looks takes too long. No timer
         is set for a call: most are over before the next look.
         """
         seen: dict[_Worker, tuple[Call, int]] = {}
         while True:
+            if self._loop_watch is not None:
+                self._loop_watch.beat()
             await asyncio.sleep(self._timeout_s / LOOKS_PER_TIMEOUT)
-            if self.send_back is None:
-                continue
             before, seen = seen, {}
             for worker in self._workers:
-                if worker.call is None:
+                if worker.call is None or worker.call is worker.late:
                     continue
                 last, looks = before.get(worker, (worker.call, 0))
                 looks = looks + 1 if last is worker.call else 1
                 seen[worker] = worker.call, looks
-                if looks > LOOKS_PER_TIMEOUT:
-                    work, start, stop = worker.call
-                    worker.call = None  # it goes on, and its result does not count
-                    _log.warning(
-                        "listener call takes too long",
-                        extra=fields(**_call(work, start, stop), after_s=self._timeout_s),
-                    )
-                    if not work.queue.closed:
-                        self.send_back(work, start, stop, 0)
+                if looks == LOOKS_PER_TIMEOUT + 1:
+                    self._too_long(worker, worker.call)
+
+    def _too_long(self, worker: _Worker, call: Call) -> None:
+        """Tells where the call is; where that is possible, its messages are sent back."""
+        work, start, stop = call
+        _log.warning(
+            "listener call takes too long",
+            extra=fields(
+                **_call(work, start, stop), after_s=self._timeout_s, stack=self._stack(worker)
+            ),
+        )
+        if self.send_back is None:
+            return
+        worker.late = call  # it goes on, and its result does not count
+        work.tally.failed += stop - start
+        if not work.queue.closed:
+            self.send_back(work, start, stop, 0)
+
+    def _stack(self, worker: _Worker) -> str:
+        """Where the application is in the worker's call."""
+        stack = self._threads.stack(worker.task) if self._threads is not None else ""
+        return stack or task_stack(worker.task, *CALLERS)
+
+    def calls(self, count_max: int, *, with_stacks: bool) -> tuple[list[CallState], int]:
+        """So many of the calls that run, the oldest first, and how many run."""
+        running = sorted(
+            (worker for worker in self._workers if worker.call is not None),
+            key=lambda worker: worker.started_ns,
+        )
+        states = [self._state(worker, with_stacks) for worker in running[:count_max]]
+        return states, len(running)
+
+    def _state(self, worker: _Worker, with_stack: bool) -> CallState:
+        assert worker.call is not None
+        work, start, stop = worker.call
+        first = work.messages[start]
+        age_s = (monotonic_ns() - worker.started_ns) / 1e9
+        return CallState(
+            first.queue,
+            first.queue_offset,
+            stop - start,
+            age_s,
+            is_late=age_s > self._timeout_s,
+            stack=self._stack(worker) if with_stack else "",
+        )
+
+    async def consume_now(self, message: ReceivedMessage) -> broker_pb2.ListenerResult:
+        """Lets the listener have one message beside the workers' calls, without hooks: nothing is
+        counted, traced or finished.
+        """
+        loop = asyncio.get_running_loop()
+        in_listener.set(True)
+        started_s = loop.time()
+        try:
+            answer = await self._without_hooks([message])
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # as of any other call
+            if is_cancelled(error):
+                raise
+            verdict, text = broker_pb2.LISTENER_VERDICT_EXCEPTION, exception_text(error, *CALLERS)
+        else:
+            if answer is None or answer is ConsumeResult.SUCCESS:
+                verdict, text = broker_pb2.LISTENER_VERDICT_SUCCESS, ""
+            else:
+                verdict, text = broker_pb2.LISTENER_VERDICT_LATER, repr(answer)[:ANSWER_LENGTH_MAX]
+        spent_ms = round((loop.time() - started_s) * 1000)
+        return broker_pb2.ListenerResult(verdict=verdict, text=text, spent_ms=spent_ms)
 
     def _not_done(self, work: Work, start: int, stop: int, answer: object) -> int:
         """Lets messages come again that the listener has not done; index of the first of them."""
@@ -347,6 +469,8 @@ class Workers:
         self.push(work)
 
 
+# What calls the listener: the end of a stack that is told.
+CALLERS = (Workers._run.__code__, Workers.consume_now.__code__, *ListenerThreads.CALLERS)
 _LATER = Later()
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 
 from cometmq.client.consuming.assigned import AssignedQueue
 from cometmq.client.consuming.listener import NotDone, SendBack, Work, Workers
@@ -15,6 +16,8 @@ from cometmq.client.options import PushConsumerOptions
 from cometmq.client.reading.fetcher import Fetcher
 from cometmq.client.reading.progress import AnyRun, Progress, Run, RunPart
 from cometmq.client.received import ReceivedMessage
+from cometmq.client.remote.description import QueueState
+from cometmq.client.remote.rates import Tally
 from cometmq.format.properties import sharding_key_of
 from cometmq.model import DEAD_LETTER_LEVEL, Position
 from cometmq.rpc.tasks import Tasks, stop_all
@@ -52,6 +55,9 @@ class OrderlyQueue(AssignedQueue):
     @closed.setter
     def closed(self, closed: bool) -> None:
         self._revoked = closed
+
+    def state(self) -> QueueState:
+        return replace(super().state(), lock_number=self._lock.number, is_locked=self._lock.is_held)
 
     def _push(self, run: Run, messages: list[ReceivedMessage]) -> None:
         if not self._by_group:
@@ -138,6 +144,10 @@ class _Lane:
     @property
     def closed(self) -> bool:
         return self._queue.closed
+
+    @property
+    def tally(self) -> Tally:
+        return self._queue.tally
 
     @property
     def running(self) -> int:

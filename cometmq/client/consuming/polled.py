@@ -13,6 +13,7 @@ from collections.abc import Collection
 from cometmq.client.messages import PullBatch
 from cometmq.client.reading.fetcher import Fetcher
 from cometmq.client.received import ReceivedMessage
+from cometmq.client.remote.description import QueueState
 from cometmq.errors import QueueNotFound
 from cometmq.model import Position, QueueRef
 from cometmq.rpc.tasks import stop_all
@@ -39,6 +40,30 @@ class PolledQueues:
     def queues(self) -> Collection[QueueRef]:
         """All of them."""
         return self._fetchers.keys()
+
+    def states(self) -> list[QueueState]:
+        """What is told about the queues; what is committed is not known here."""
+        states = []
+        for queue, fetcher in self._fetchers.items():
+            fetching = self._fetching.get(queue)
+            waits = fetching is not None and fetching.done() and not fetching.cancelled()
+            found = (
+                fetching.result().messages
+                if fetching is not None and waits and fetching.exception() is None
+                else []
+            )
+            states.append(
+                QueueState(
+                    queue,
+                    None,
+                    self.polled.get(queue) or self._begins.get(queue),
+                    len(found),
+                    sum(message.size for message in found),
+                    pulled_s=fetcher.pulled_s,
+                    is_paused=queue in self._paused,
+                )
+            )
+        return states
 
     def add(self, fetcher: Fetcher, *, resting: bool = False) -> None:
         """Polls hand out its messages from now on; of a resting one after :meth:`go_on`."""

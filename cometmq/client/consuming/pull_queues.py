@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from cometmq.client.consuming.polled import PolledQueues
 from cometmq.client.consuming.queue_listener import QueueEvents, QueueListener
@@ -23,6 +24,7 @@ from cometmq.client.reading.positions import (
     Positions,
 )
 from cometmq.client.reading.start_positions import group_position, start_position
+from cometmq.client.remote.description import QueueState
 from cometmq.errors import CometError, OffsetReset, Retry
 from cometmq.model import Filter, Position, QueueRef
 from cometmq.rpc.tasks import Tasks, stop_all, wait_at_most
@@ -88,6 +90,13 @@ class PullQueues:
             self.polled.all_done()
             await self._commit_done()
         await self._drop(list(self.polled.queues))
+
+    def states(self) -> list[QueueState]:
+        """What is told about the queues."""
+        return [
+            replace(state, committed=self._committed.get(state.queue))
+            for state in self.polled.states()
+        ]
 
     def become_member(self) -> None:
         """From now on queues come from the group."""

@@ -23,6 +23,7 @@ from cometmq.client.reading.positions import (
     may_pass,
 )
 from cometmq.client.reading.start_positions import group_position, start_position
+from cometmq.client.remote.description import QueueState
 from cometmq.model import Filter, Position, QueueRef
 from cometmq.rpc.tasks import Tasks, stop_all
 from cometmq.telemetry import fields, logger
@@ -102,6 +103,10 @@ class PushQueues:
     def leaving(self) -> Collection[QueueRef]:
         """As QueueReader says."""
         return {assigned.queue for assigned in self._leaving} | self._outlived
+
+    def states(self) -> list[QueueState]:
+        """What is told about the queues."""
+        return [assigned.state() for assigned in self._assigned.values()]
 
     async def begin(self, queues: set[QueueRef]) -> set[QueueRef]:
         """As QueueReader says."""

@@ -21,6 +21,7 @@ from typing import TypeAlias
 
 from cometmq.client.namespaces import Namespace
 from cometmq.client.reading.offsets import BrokerCalls
+from cometmq.client.remote.answers import Answers
 from cometmq.errors import ClientIdInUse, CometError, PeerUnavailable, Retry
 from cometmq.model import Filter, QueueRef
 from cometmq.rpc.retry import Backoff, BackoffPolicy
@@ -113,6 +114,7 @@ class Membership:
         self._policy = policy
         self._on_change = on_change
         self.retry_times_max = -1  # told to the brokers; below 0: nothing is
+        self.answers: Answers | None = None  # to what brokers ask; None: they ask nothing
         self._is_replaced = False  # another client has taken this one's name
         self._subscriptions: dict[str, Filter] = {}
         self._joined: dict[str, _Joined] = {}
@@ -250,6 +252,10 @@ class Membership:
     ) -> None:
         while (response := await read(call)) is not None:
             backoff.reset()
+            if response.HasField("question"):
+                if self.answers is not None:
+                    self.answers.asked(broker_group, response.question)
+                continue
             members = joined.take(response.members, self._calls.namespace)
             mine = (one for one in response.members if one.client_id == self._client_id)
             joined.session_ms = next((one.session_ms for one in mine), 0)
@@ -295,6 +301,7 @@ class Membership:
             is_broadcasting=self._is_broadcasting,
             session_ms=self._session_ms,
             mode=self._mode,
+            known_questions=self.answers.known if self.answers is not None else (),
             subscriptions=[
                 broker_pb2.Subscription(
                     topic=self._calls.namespace.wire(topic),

@@ -16,6 +16,7 @@ from cometmq.client.group.membership import KnownMember, Membership
 from cometmq.client.group.rebalance import Allocation, allocate_topics, in_order
 from cometmq.client.options import GroupOptions, backoff_policy, check_session
 from cometmq.client.reading.offsets import BrokerCalls
+from cometmq.client.remote.answers import Answers
 from cometmq.errors import CometError, TopicNotFound
 from cometmq.model import RETRY_PREFIX, Filter, Position, QueueRef
 from cometmq.rpc.tasks import Tasks, stop_all, wait_at_most
@@ -119,6 +120,10 @@ class GroupShare:
         0 nothing.
         """
         self._membership.retry_times_max = retry_times_max
+
+    def answer(self, answers: Answers) -> None:
+        """Before the start: let brokers ask this client questions."""
+        self._membership.answers = answers
 
     def start(self, tasks: Tasks) -> None:
         """Become a member, and divide the queues again and again."""

@@ -12,6 +12,7 @@ from cometmq.client.group.membership import Membership
 from cometmq.client.options import ConsumerOptions, backoff_policy
 from cometmq.client.pop.calls import PopCalls
 from cometmq.client.reading.offsets import BrokerCalls
+from cometmq.client.remote.answers import Answers
 from cometmq.model import Filter
 from cometmq.rpc.tasks import Tasks
 
@@ -41,6 +42,10 @@ class PopMember:
             on_reset=lambda _broker_group: None,
             receives=True,
         )
+
+    def answer(self, answers: Answers) -> None:
+        """Before the start: let brokers ask this client questions."""
+        self._membership.answers = answers
 
     def start(self, tasks: Tasks) -> None:
         """A member from the first subscription on."""

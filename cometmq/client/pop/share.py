@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from typing import Any
 
 from cometmq.client.cluster.routes import RouteWatcher
@@ -20,6 +20,9 @@ from cometmq.client.reading.long_poller import LongPoller
 from cometmq.client.reading.offsets import BrokerCalls
 from cometmq.client.reading.progress import AnyRun, Run
 from cometmq.client.received import ReceivedMessage
+from cometmq.client.remote.answers import Answers
+from cometmq.client.remote.description import LeaseState
+from cometmq.client.remote.rates import Tally
 from cometmq.errors import CometError, Retry
 from cometmq.model import Filter, QueueRef
 from cometmq.rpc.retry import Backoff
@@ -36,7 +39,10 @@ _log = logger(__name__)
 class _Received:
     """Messages of one lease in work: a queue of the workers."""
 
-    def __init__(self, source: _Source, leased: LeasedRun, messages: list[ReceivedMessage]) -> None:
+    def __init__(
+        self, source: _Source, leased: LeasedRun, messages: list[ReceivedMessage], tally: Tally
+    ) -> None:
+        self.tally = tally
         offsets = [message.queue_offset for message in messages]
         self.running = 0
         self.lease = leased.lease
@@ -88,6 +94,7 @@ class _Source:
         self.received: dict[_Received, None] = {}
         self.ended = asyncio.Event()  # a listener call has ended
         self.sooner = asyncio.Event()  # messages may come back before the last answer said so
+        self.received_s: float | None = None  # when a call was answered last
         self.is_closed = False
         self.is_blocked = False  # messages wait for others of their message group
 
@@ -150,6 +157,28 @@ class PopShare:
     def reading(self) -> Collection[QueueRef]:
         """No queue is this member's alone."""
         return ()
+
+    @property
+    def subscriptions(self) -> Mapping[str, Filter]:
+        """What is received, by topic."""
+        return self._subscriptions
+
+    def answer(self, answers: Answers) -> None:
+        """As a share of the queues does."""
+        self._member.answer(answers)
+
+    def states(self) -> list[LeaseState]:
+        """What is told about the messages in work."""
+        return [
+            LeaseState(
+                broker_group,
+                source.open_count,
+                sum(one.run.bytes_count for one in source.received),
+                sum(one.running for one in source.received),
+                source.received_s,
+            )
+            for broker_group, source in sorted(self._sources.items())
+        ]
 
     def start(self, tasks: Tasks) -> None:
         """Receive from broker groups as they come."""
@@ -252,6 +281,7 @@ class PopShare:
             # While there is plenty some calls are on their way at a time.
             is_plenty = all(answer.has_more for answer in answers)
             call_count = min(2 * call_count, CALLS_MAX) if is_plenty else 1
+            source.received_s = asyncio.get_running_loop().time()
             last = answers[-1]
             source.is_blocked = last.is_blocked
             if not any(answer.runs or answer.has_more for answer in answers):
@@ -271,11 +301,13 @@ class PopShare:
     def _take(self, source: _Source, leased: LeasedRun) -> None:
         kept = self._pop.kept(leased)
         source.settler.add(leased.lease)
+        tally = self._workers.rates.of(leased.lease.queue.topic)
+        tally.pulled += len(kept)
         if len(kept) < len(leased.messages):
             passed = {one.queue_offset for one in leased.messages}
             source.settler.done(leased.lease, passed - {one.queue_offset for one in kept})
         if kept:
-            received = _Received(source, leased, kept)
+            received = _Received(source, leased, kept, tally)
             source.received[received] = None
             source.open_count += len(kept)
             self._workers.push(Work(received, received.run, kept))

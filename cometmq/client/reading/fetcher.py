@@ -141,6 +141,7 @@ class Fetcher:
         """
         self.queue = queue
         self.position: Position | None = None  # None: not known yet
+        self.pulled_s: float | None = None  # when a pull was answered last, by the loop's clock
         self._calls = calls
         self._wanted = wanted
         self._options = options
@@ -234,6 +235,7 @@ class Fetcher:
         return self._took(pulled, position)
 
     def _took(self, pulled: Pulled, position: Position) -> PullBatch:
+        self.pulled_s = asyncio.get_running_loop().time()
         response = pulled.response
         is_suggested = response.HasField("suggested_member_id")
         self._suggested = response.suggested_member_id if is_suggested else None

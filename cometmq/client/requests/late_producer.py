@@ -34,6 +34,7 @@ class LateProducer:
                 from cometmq.client.producer import Producer  # most consumers send nothing
 
                 producer = Producer(self._namesrv, options=self._options)
+                producer._answers.is_asked = False  # this client answers operators
                 self._producer = await producer.__aenter__()
             return self._producer
 

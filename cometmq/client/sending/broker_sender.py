@@ -15,6 +15,8 @@ from cometmq.client.cluster.routes import RouteWatcher
 from cometmq.client.messages import Recallable, StoredRun
 from cometmq.client.namespaces import Namespace
 from cometmq.client.options import ProducerOptions, backoff_policy
+from cometmq.client.remote.answers import Answers
+from cometmq.client.remote.description import SendingState
 from cometmq.client.sending.batch import Batch, Segment
 from cometmq.client.sending.batcher import Batcher, Buffer, Slot
 from cometmq.client.sending.in_flight import InFlightBatches
@@ -74,6 +76,7 @@ class BrokerSender:
         routes: RouteWatcher,
         buffer: Buffer,
         clock: Clock,
+        answers: Answers,
     ) -> None:
         self.broker_group = broker_group
         self._options = options
@@ -82,6 +85,8 @@ class BrokerSender:
         self._routes = routes
         self._buffer = buffer
         self._clock = clock
+        self._answers = answers
+        self._stored_count = self._failed_count = 0
         self._attempt_s_max = options.delivery_timeout_ms / 1000 / ATTEMPTS_MIN
         policy = backoff_policy(options).at_most(self._attempt_s_max)
         self._reconnect = Backoff(policy, random.Random())
@@ -118,6 +123,19 @@ class BrokerSender:
         self.batcher.end_run()
         opened = [self.batcher.open] if self.batcher.open is not None else []
         return [*self.window.in_flight.values(), *self.window.waiting, *opened, *self.homeless]
+
+    def state(self) -> SendingState:
+        """What is told about it."""
+        undecided = self.batches()
+        return SendingState(
+            self.broker_group,
+            self.connected,
+            len(self.window.in_flight),
+            sum(batch.count for batch in undecided),
+            sum(batch.size for batch in undecided),
+            self._stored_count,
+            self._failed_count,
+        )
 
     def _closed(self, batch: Batch) -> None:
         self.window.push(batch)
@@ -191,6 +209,9 @@ class BrokerSender:
 
     async def _read(self, call: SendStream) -> None:
         while (response := await read(call)) is not None:
+            if response.HasField("question"):
+                self._answers.asked(self.broker_group, response.question)
+                continue
             result = response.result
             batch, sent_s = self.window.answered(result.batch_id)
             now_s = self._clock.monotonic_s()
@@ -223,6 +244,7 @@ class BrokerSender:
                 )
                 if item[0] == 1:
                     request.client_id = self._options.client_id
+                    request.known_questions.extend(self._answers.known)
                 await write(call, request)
 
     async def _watch_answers(self) -> None:
@@ -248,6 +270,9 @@ class BrokerSender:
             batch, rest = batch.split_at(result.stored_count)
             self.window.push(rest)
         resolve(batch, result, self._namespace)
+        self._stored_count += batch.count
+        for segment in batch.segments:
+            self._answers.rates.of(segment.queue.topic).done += segment.count
         if self.tracer is not None:
             self.tracer.stored(batch, self._host(), self._id_host, result.log_offset)
         self._buffer.release(batch.size, batch.count)
@@ -292,6 +317,9 @@ class BrokerSender:
     def fail(self, batch: Batch, error: CometError) -> None:
         """No message of the batch will be stored, as far as is known."""
         batch.failed(error)
+        self._failed_count += batch.count
+        for segment in batch.segments:
+            self._answers.rates.of(segment.queue.topic).failed += segment.count
         if self.tracer is not None:
             self.tracer.failed(batch, self._host())
         self._buffer.release(batch.size, batch.count)

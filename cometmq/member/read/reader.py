@@ -321,17 +321,22 @@ class Reader:
         """The message that stands at a log offset. Raises MessageNotFound, also for what is not
         readable yet.
         """
+        return (await self.raw_message(log_offset))[1]
+
+    async def raw_message(self, log_offset: int) -> tuple[bytes, record.Record]:
+        """As :meth:`message`, with the record's bytes."""
         store = self._storage.store
         missing = MessageNotFound(f"no readable message stands at log offset {log_offset}")
 
         def read_record(nowait: bool) -> bytes:
             return store.read_record(log_offset, nowait=nowait)
 
-        found = record.decode(await self._hot_or_cold(read_record))
+        raw = await self._hot_or_cold(read_record)
+        found = record.decode(raw)
         if not await self.shows(found):
             self._storage.flusher.flush_promptly()  # it may be on its way to the disk
             raise missing
-        return found
+        return raw, found
 
     async def shows(self, found: record.Record) -> bool:
         """Whether consumers may see what seems to be a record of the log."""

@@ -55,6 +55,16 @@ class AdminReadServicer(broker_pb2_grpc.BrokerAdminServiceServicer):
     ) -> broker_pb2.ListClientsResponse:
         raise not_writer(self._identity)
 
+    async def DescribeClient(
+        self, request: broker_pb2.DescribeClientRequest, context: Context
+    ) -> broker_pb2.DescribeClientResponse:
+        raise not_writer(self._identity)
+
+    async def VerifyMessage(
+        self, request: broker_pb2.VerifyMessageRequest, context: Context
+    ) -> broker_pb2.VerifyMessageResponse:
+        raise not_writer(self._identity)
+
     async def PutGroup(
         self, request: broker_pb2.PutGroupRequest, context: Context
     ) -> broker_pb2.PutGroupResponse:

@@ -171,6 +171,11 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
     async def JoinGroup(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
         raise not_writer(self._identity)
 
+    async def AnswerQuestion(
+        self, request: broker_pb2.AnswerQuestionRequest, context: Context
+    ) -> broker_pb2.AnswerQuestionResponse:
+        raise not_writer(self._identity)
+
     async def Replies(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
         raise not_writer(self._identity)
 

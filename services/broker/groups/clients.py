@@ -7,15 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from cometmq.errors import InvalidRequest
+from cometmq.errors import ClientNotFound, InvalidRequest
 from services.broker.groups.membership import Groups, Origin
+from services.broker.groups.questions import Questioned
 
 CLIENTS_PER_PAGE_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Client:
-    """``number``: of its stream. A producer has no group and no name."""
+    """``number``: of its stream. A producer has no group, and no name before it tells one."""
 
     group: str
     client_id: str
@@ -34,21 +35,36 @@ class Senders:
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
-        self._open: dict[int, Origin] = {}
+        self._open: dict[int, tuple[Origin, Questioned]] = {}
 
     @contextmanager
-    def sending(self, origin: Origin) -> Iterator[None]:
+    def sending(self, origin: Origin, questioned: Questioned) -> Iterator[None]:
         """A stream, as long as the block lasts."""
         number = next(self._numbers)
-        self._open[number] = origin
+        self._open[number] = origin, questioned
         try:
             yield
         finally:
             del self._open[number]
 
     def clients(self) -> Iterator[Client]:
-        for number, origin in self._open.items():
-            yield Client("", "", number, origin)
+        for number, (origin, questioned) in self._open.items():
+            yield Client("", questioned.client_id, number, origin)
+
+    def find(self, client_id: str) -> tuple[Client, Questioned] | None:
+        """The newest stream of a producer: of one that can be asked, if there is one. Consumers and
+        producers have others of their name, for replies and traces.
+        """
+        mine = [
+            (bool(questioned.known), number)
+            for number, (_, questioned) in self._open.items()
+            if questioned.client_id == client_id
+        ]
+        if not mine:
+            return None
+        number = max(mine)[1]
+        origin, questioned = self._open[number]
+        return Client("", client_id, number, origin), questioned
 
 
 class ClientList:
@@ -58,22 +74,37 @@ class ClientList:
         self._groups = groups
         self._senders = senders
 
+    def find(self, group: str, client_id: str) -> tuple[Client, Questioned]:
+        """A member of a group, or a producer when the group is empty. Raises ClientNotFound."""
+        if not group:
+            producer = self._senders.find(client_id)
+            if producer is None:
+                raise ClientNotFound(f"no producer {client_id} sends to this broker")
+            return producer
+        stream = self._groups.stream(group, client_id)
+        if stream is None:
+            raise ClientNotFound(f"client {client_id} of group {group} has no stream open here")
+        return Client(group, client_id, stream.number, stream.origin), stream.questioned
+
     def page(
-        self, *, producers: bool, group: str, after: str, count_max: int
+        self, *, producers: bool, group: str, after: str, count_max: int, client_id: str = ""
     ) -> tuple[list[Client], str]:
-        """So many producers, or members of a group, or of all when it is empty; and where the next
-        page begins, empty: there is none. Raises InvalidRequest.
+        """So many producers, or members of a group, or of all when it is empty; of one name, or of
+        all when it is empty; and where the next page begins, empty: there is none. Raises
+        InvalidRequest.
         """
         if not 0 <= count_max <= CLIENTS_PER_PAGE_MAX:
             raise InvalidRequest(f"max_count is 0 to {CLIENTS_PER_PAGE_MAX}, not {count_max}")
         count_max = count_max or CLIENTS_PER_PAGE_MAX
-        found = self._senders.clients() if producers else self._members(group, after)
+        found = self._senders.clients() if producers else self._members(group, after, client_id)
+        if client_id:
+            found = (client for client in found if client.client_id == client_id)
         keyed = sorted((client.key, client) for client in found)
         rest = [(key, client) for key, client in keyed if key > after]
         page = [client for _, client in rest[:count_max]]
         return page, page[-1].key if len(rest) > count_max else ""
 
-    def _members(self, group: str, after: str) -> Iterator[Client]:
+    def _members(self, group: str, after: str, name_wanted: str) -> Iterator[Client]:
         table = self._groups.table
         first = after.partition("\0")[0]
         names = [group] if group else [name for name in table.groups() if name >= first]
@@ -82,6 +113,8 @@ class ClientList:
             if seen > CLIENTS_PER_PAGE_MAX:
                 return
             for client_id, origin in self._groups.origins(name):
+                if name_wanted and client_id != name_wanted:
+                    continue
                 member = table.member(name, client_id)
                 assert member is not None, (name, client_id)
                 is_away = member.away_until_s is not None

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from cometmq.errors import ClientIdInUse, InvalidRequest
 from cometmq.messaging.groups import NO_DETAILS, MemberDetails, Membership, MemberTable
 from cometmq.model import Subscription
+from cometmq.v1 import broker_pb2
+from services.broker.groups.questions import Questioned
 
 # Changes of a group within this time are told together, so that a group of n members is told of n
 # changes in fewer than n times n messages. 10,000 members are told once a second.
@@ -39,6 +41,7 @@ class Origin:
 
 
 NOWHERE = Origin()
+NOBODY = Membership(0, ())
 
 
 class Groups:
@@ -106,6 +109,10 @@ class Groups:
             member = self.table.member(group, stream.client_id)
             if member is not None and member.stream == stream.number:
                 yield stream.client_id, stream.origin
+
+    def stream(self, group: str, client_id: str) -> MemberStream | None:
+        """That of a member; None: it is none, or it is away."""
+        return self._newest.get((group, client_id))
 
     def changed(self, group: str) -> None:
         """Tell all members of a group who is in it: at once, after a pause when they were told just
@@ -197,6 +204,7 @@ class MemberStream:
         self.client_id = client_id
         self.number = number
         self.origin = origin
+        self.questioned = Questioned(self.wake, client_id)
         self._groups = groups
         self._look_again = asyncio.Event()
         self._look_again.set()
@@ -220,18 +228,19 @@ class MemberStream:
         self._groups.changed(group)
 
     def wake(self) -> None:
-        """The group may have changed."""
+        """The group may have changed, or there is a question."""
         self._look_again.set()
 
     def end(self) -> None:
-        """No more requests come: :meth:`views` ends."""
+        """No more requests come: :meth:`outgoing` ends."""
         self._ended = True
         self._look_again.set()
 
-    async def views(self) -> AsyncIterator[Membership]:
+    async def outgoing(self) -> AsyncIterator[Membership | broker_pb2.ClientQuestion]:
         """The group now and after each change; changes in between are not queued up. A member that
-        receives gets one view, without the others. Ends when a newer stream of the same client has
-        taken over. Raises ClientIdInUse when another client of the same name has.
+        receives gets one view, without the others. And questions to the client. Ends when a newer
+        stream of the same client has taken over. Raises ClientIdInUse when another client of the
+        same name has.
         """
         version = -1
         while True:
@@ -243,16 +252,13 @@ class MemberStream:
             if mine.stream != self.number:
                 self._check_same(mine.details.instance_id)
                 return
-            if self.receives:
-                if version < 0:
-                    version = 0
-                    yield Membership(version, ())
-                continue
-            view = self._groups.table.view(self.group)
+            view = NOBODY if self.receives else self._groups.table.view(self.group)
             assert view.version >= version, "the versions of a group only grow"
             if view.version != version:
                 version = view.version
                 yield view
+            while (question := self.questioned.take()) is not None:
+                yield question
 
     def _check_same(self, instance_id: str) -> None:
         if self._instance_id and instance_id and instance_id != self._instance_id:

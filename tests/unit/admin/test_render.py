@@ -43,8 +43,11 @@ TOPIC = views.TopicView(
 )
 VIEWS = [kind for _, kind in inspect.getmembers(views, dataclasses.is_dataclass)]
 WITH_FORMS_OF_THEIR_OWN = {
+    views.ClientDescriptionView,
+    views.ClientStacksView,
     views.GroupProgressView,
     views.GroupReportView,
+    views.ListenerResultView,
     views.LocalView,
     views.MessageView,
     views.PlaceView,

@@ -8,9 +8,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from cometmq.client.consuming.listener import Listener, Work, Workers
-from cometmq.client.messages import ConsumeResult
+from cometmq.client.messages import ConsumeResult, Later
 from cometmq.client.reading.progress import AnyRun, Progress
 from cometmq.client.received import ReceivedMessage
+from cometmq.client.remote.rates import Tally
 from cometmq.format.record import encode
 from cometmq.model import Position, QueueRef
 from cometmq.rpc.retry import BackoffPolicy
@@ -27,6 +28,7 @@ class FakeQueue:
     def __init__(self, count: int) -> None:
         self.closed = False
         self.running = 0
+        self.tally = Tally()
         self.finished: list[tuple[int, int]] = []
         self.progress = Progress(Position(1, 0))
         self.run = self.progress.add(list(range(count)), Position(1, count), count)
@@ -252,6 +254,52 @@ async def test_a_late_call_tells_its_queue_that_it_has_ended() -> None:
         go_on.set()
         await until(lambda: queue.finished == [(0, 0)])
         assert queue.running == 0
+
+
+async def test_a_late_call_is_told_once_with_its_stack_also_where_nothing_is_sent_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    go_on = asyncio.Event()
+
+    async def waits_for_go_on(messages: list[ReceivedMessage]) -> None:
+        await go_on.wait()
+
+    def late() -> list[str]:
+        return [
+            vars(record)["fields"]["stack"]
+            for record in caplog.records
+            if "listener call takes too long" in record.getMessage()
+        ]
+
+    queue = FakeQueue(2)
+    async with workers(waits_for_go_on, concurrency=1, timeout_s=0.01) as made:
+        made.push(queue.work())
+        await until(late)
+        [call], count = made.calls(64, with_stacks=True)
+        assert count == 1
+        assert (call.queue_offset, call.is_late) == (0, True)
+        assert "in waits_for_go_on" in call.stack
+        go_on.set()
+        await queue.done.wait()
+        assert made.calls(64, with_stacks=True) == ([], 0)
+    [stack] = late()
+    assert "in waits_for_go_on" in stack
+    assert queue.finished == [(0, 1), (1, 2)]
+
+
+async def test_what_was_done_and_what_was_not_is_counted_by_topic() -> None:
+    async def listener(messages: list[ReceivedMessage]) -> ConsumeResult | Later:
+        last = messages[-1].queue_offset == 7
+        return Later(done=1) if last and messages[-1].attempt == 1 else ConsumeResult.SUCCESS
+
+    queue = FakeQueue(8)
+    async with workers(listener, batch_count=4) as made:
+        made.push(queue.work())
+        await queue.done.wait()
+    tally = queue.tally
+    assert (tally.done, tally.failed) == (8, 3)
+    assert tally.calls == 3
+    assert tally.busy_ns > 0
 
 
 async def test_what_fails_behind_a_reset_is_not_sent_back() -> None:
