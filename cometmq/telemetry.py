@@ -21,13 +21,14 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TextIO
 
-from cometmq import native
+from cometmq import __version__, native
 from cometmq.clock import Clock
-from cometmq.config import LogForm, LogLevel
 from cometmq.errors import CometError
 
 if TYPE_CHECKING:  # slow to import: a process answers health checks before that
     from prometheus_client import CollectorRegistry
+
+    from cometmq.config import LogForm, LogLevel
 
 _DELIVERY_BUCKETS_S = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0, 60.0, 600.0, 3600.0,
@@ -38,10 +39,8 @@ _ESCAPES |= {0x2028: "\\u2028", 0x2029: "\\u2029"}
 
 
 def version() -> str:
-    """The program's version, as installed."""
-    from importlib import metadata  # 10 ms that a client does without
-
-    return metadata.version("cometmq")
+    """The program's version."""
+    return __version__
 
 
 def escape(text: str) -> str:
@@ -127,6 +126,8 @@ class Rarely:
 
 def setup_logging(*, level: LogLevel, form: LogForm, stream: TextIO | None = None) -> None:
     """Send all log records to ``stream`` (standard error). Replaces what was set up before."""
+    from cometmq.config import LogForm
+
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_JsonFormatter() if form is LogForm.JSON else _PlainFormatter())
     logging.root.handlers[:] = [handler]

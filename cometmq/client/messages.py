@@ -189,7 +189,7 @@ class PullOutcome(Enum):
 @dataclass(frozen=True, slots=True)
 class PullBatch:
     """The answer to one pull. ``min_offset`` and ``max_offset`` bound what can be read (the upper
-    one exclusive).
+    one exclusive). ``size_bytes``: of the messages' records.
     """
 
     outcome: PullOutcome
@@ -197,3 +197,4 @@ class PullBatch:
     next_position: Position
     min_offset: int
     max_offset: int
+    size_bytes: int

@@ -1,4 +1,6 @@
-"""Names: the rule for them, checked before a call is made, and how logs name a queue."""
+"""Names: the rule for them, checked before a call is made, and how logs name a queue. Filters are
+imported by those who filter: a producer does without.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,6 @@ from collections.abc import Collection, Iterable
 from hashlib import blake2b
 
 from cometmq.errors import ConfigInvalid, GroupNameInvalid, InvalidRequest, TopicNameInvalid
-from cometmq.filters import sql as sql_filter
-from cometmq.filters import tags
 from cometmq.model import (
     BROADCAST_PREFIX,
     GROUP_NAME,
@@ -36,11 +36,15 @@ def check_topic(topic: object) -> str:
 
 def tags_of(wanted: str | Collection[str]) -> frozenset[str]:
     """The tags of an expression, or of a collection; empty = every message. FilterInvalid."""
+    from cometmq.filters import tags
+
     return tags.parse(wanted) if isinstance(wanted, str) else check_tags(wanted)
 
 
 def check_tags(wanted: Collection[str]) -> frozenset[str]:
     """The tags of a collection; empty = every message. InvalidRequest for a text, FilterInvalid."""
+    from cometmq.filters import tags
+
     check_texts("tags", wanted)
     return tags.check(wanted)
 
@@ -52,6 +56,8 @@ def filter_of(expression: str | Collection[str] = "*", sql: str | None = None) -
     wanted = tags_of(expression)
     if sql is None:
         return Filter(wanted)
+    from cometmq.filters import sql as sql_filter
+
     sql_filter.compile_expression(sql)  # says what is wrong before a call is made
     sql_filter.program_of(sql, wanted)
     return Filter(sql=sql)

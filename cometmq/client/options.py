@@ -312,9 +312,9 @@ class ConsumerOptions(TraceOptions):
     request_timeout_ms: int = _option(
         3_000, 1, 600_000, "Each call to a broker, the first route included."
     )
-    pull_count_max: int = _option(1024, 1, 4096, "Messages asked for in one pull.", "pullBatchSize")
+    pull_count_max: int = _option(4096, 1, 4096, "Messages asked for in one pull.", "pullBatchSize")
     pull_bytes_max: int = _option(
-        _MIB,
+        2 * _MIB,
         1024,
         4 * _MIB,
         "Record bytes asked for in one pull; the first message comes whatever its size.",
@@ -400,6 +400,12 @@ class GroupOptions(ConsumerOptions):
         60_000,
         "Longest time that a pull-hold keeps a pull; it answers after 50 to 100 % of it.",
         "brokerSuspendMaxTimeMillis",
+    )
+    pull_bytes_in_flight_max: int = _option(
+        8 * _MIB,
+        1024,
+        1024 * _MIB,
+        "Record bytes asked of one broker group that have not come yet; more pulls wait.",
     )
     session_ms: int = _option(
         0,

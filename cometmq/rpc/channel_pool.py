@@ -11,13 +11,16 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import grpc
 
 from cometmq.clock import Clock, SystemClock
 from cometmq.rpc.channels import open_channel
 from cometmq.rpc.retry import BackoffPolicy
-from cometmq.rpc.secret import SharedSecret
+
+if TYPE_CHECKING:  # clients have none
+    from cometmq.rpc.secret import SharedSecret
 
 # How long an attempt may take: a machine that has gone is soon left, one that is far away reached.
 DIAL = BackoffPolicy(first_s=1.0, max_s=5.0)

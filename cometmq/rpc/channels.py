@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import grpc
 
-from cometmq.rpc.authorized import ProvenChannel
-from cometmq.rpc.secret import SharedSecret
 from cometmq.telemetry import version
+
+if TYPE_CHECKING:  # clients have no secret
+    from cometmq.rpc.secret import SharedSecret
 
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024  # of one answer: a route table is larger than a batch
 DIAL_S = 2.0
@@ -46,4 +49,8 @@ def open_channel(
     # Its name notwithstanding this is how long one attempt may take.
     limit = ("grpc.min_reconnect_backoff_ms", int(dial_s * 1000))
     channel = grpc.aio.insecure_channel(address, options=[*_OPTIONS, limit])
-    return channel if secret is None else ProvenChannel(channel, address, secret, insist)
+    if secret is None:
+        return channel
+    from cometmq.rpc.authorized import ProvenChannel
+
+    return ProvenChannel(channel, address, secret, insist)

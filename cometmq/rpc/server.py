@@ -28,7 +28,7 @@ from cometmq.errors import CometError, ConfigInvalid
 from cometmq.rpc.calls import Calls, SilentPeers
 from cometmq.rpc.descriptors import share_of_connections
 from cometmq.rpc.gate import Gate
-from cometmq.rpc.interceptors import CallObserver, Handler, guard, refuse
+from cometmq.rpc.guard import CallObserver, Handler, guard, refuse
 from cometmq.rpc.secret import Metadata, SharedSecret
 from cometmq.rpc.unread import UnreadLimits
 from cometmq.v1 import auth_pb2, auth_pb2_grpc

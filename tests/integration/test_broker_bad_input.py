@@ -436,7 +436,7 @@ async def test_random_bytes_are_refused_without_telling_our_insides(
                 assert error is None or not any(leak in str(error) for leak in LEAKS), error
                 assert error is None or error.name() != "INTERNAL_ERROR", (method, error)
         assert await broker.bodies("T", 0) == [b"x"]
-    assert not [r for r in caplog.records if r.name == "cometmq.rpc.interceptors"]
+    assert not [r for r in caplog.records if r.name == "cometmq.rpc.guard"]
 
 
 async def _throw(broker: LiveBroker, method: str, data: bytes) -> CometError | None:
@@ -473,4 +473,4 @@ async def test_mutated_requests_never_hurt(
         broker.crash()
     async with running_broker(tmp_path) as broker:
         assert [len(await broker.read_queue("T", q)) for q in (0, 1)] == counts
-    assert not [r for r in caplog.records if r.name == "cometmq.rpc.interceptors"]
+    assert not [r for r in caplog.records if r.name == "cometmq.rpc.guard"]

@@ -120,7 +120,8 @@ class MessageGroups(RuleBasedStateMachine):
 
     def _take(self, outcome: PullOutcome, messages: list[ReceivedMessage]) -> None:
         position = Position(self.generation, self.next_offset)
-        self.queue._take(self.progress, PullBatch(outcome, messages, position, 0, 1 << 40))
+        batch = PullBatch(outcome, messages, position, 0, 1 << 40, len(messages))
+        self.queue._take(self.progress, batch)
 
     @rule()
     def call(self) -> None:

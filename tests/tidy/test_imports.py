@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
+import cometmq
 from cometmq import client
 
 # The start of grpc and protobuf alone takes longer than all of the rest.
@@ -38,6 +41,11 @@ def test_a_producer_and_a_command_load_what_they_need_and_no_more() -> None:
     assert loaded_by("from cometmq.client import Producer") == {"grpc", "google.protobuf"}
     command = "sys.argv[1:] = ['topic', '--help']; import cometmq.admin.__main__ as it; it.main()"
     assert loaded_by(command) == {"grpc", "google.protobuf", "rich.console"}
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    project = Path(__file__).resolve().parents[2] / "pyproject.toml"
+    assert tomllib.loads(project.read_text())["project"]["version"] == cometmq.__version__
 
 
 def test_the_package_has_each_of_its_names() -> None:

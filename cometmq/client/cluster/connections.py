@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING, cast
 
 import grpc
 
@@ -10,8 +11,14 @@ from cometmq.client.cluster.pulled import Pulled
 from cometmq.errors import ConfigInvalid, InvalidRequest
 from cometmq.rpc.addresses import Resolver, parse_addresses
 from cometmq.rpc.channel_pool import ChannelPool
-from cometmq.v1 import broker_pb2, broker_pb2_grpc, hold_pb2_grpc, namesrv_pb2_grpc
+from cometmq.rpc.stubs import Stub
+from cometmq.v1 import broker_pb2, namesrv_pb2
 
+if TYPE_CHECKING:
+    from cometmq.v1 import broker_pb2_grpc, hold_pb2_grpc, namesrv_pb2_grpc
+
+_BROKER = broker_pb2.DESCRIPTOR.services_by_name["BrokerService"]
+_NAMES = namesrv_pb2.DESCRIPTOR.services_by_name["NameService"]
 _PULL = "/cometmq.v1.BrokerService/Pull"
 
 NAMESRV_VARIABLE = "COMETMQ_NAMESRV"  # the command takes it too
@@ -59,8 +66,9 @@ class Connections:
     def broker(self, address: str) -> broker_pb2_grpc.BrokerServiceAsyncStub:
         channel = self._channels.get(address)
         known = self._brokers.get(address)
-        if known is None or known[0] is not channel:  # to make a stub takes 20 µs
-            known = self._brokers[address] = channel, broker_pb2_grpc.BrokerServiceStub(channel)
+        if known is None or known[0] is not channel:
+            stub = cast("broker_pb2_grpc.BrokerServiceAsyncStub", Stub(channel, _BROKER))
+            known = self._brokers[address] = channel, stub
         return known[1]
 
     def pull(
@@ -74,10 +82,15 @@ class Connections:
         )
 
     def pullhold(self, address: str) -> hold_pb2_grpc.HoldServiceAsyncStub:
-        return hold_pb2_grpc.HoldServiceStub(self._channels.get(address))
+        from cometmq.v1 import hold_pb2  # a producer holds nothing
+
+        service = hold_pb2.DESCRIPTOR.services_by_name["HoldService"]
+        stub = Stub(self._channels.get(address), service)
+        return cast("hold_pb2_grpc.HoldServiceAsyncStub", stub)
 
     def name_server(self, address: str) -> namesrv_pb2_grpc.NameServiceAsyncStub:
-        return namesrv_pb2_grpc.NameServiceStub(self._channels.get(address))
+        stub = Stub(self._channels.get(address), _NAMES)
+        return cast("namesrv_pb2_grpc.NameServiceAsyncStub", stub)
 
     def forget(self, address: str) -> None:
         """Another process is there now: the next call connects again."""

@@ -121,8 +121,7 @@ class AssignedQueue:
             return
         messages = batch.messages
         self.tally.pulled += len(messages)
-        size = sum([message.size for message in messages])
-        run = progress.add(_offsets(messages), batch.next_position, size)
+        run = progress.add(_offsets(messages), batch.next_position, batch.size_bytes)
         if messages:
             self._push(run, messages)
 

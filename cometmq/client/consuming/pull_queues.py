@@ -23,6 +23,7 @@ from cometmq.client.reading.positions import (
     OwnPositions,
     Positions,
 )
+from cometmq.client.reading.pull_budget import PullBudget
 from cometmq.client.reading.start_positions import group_position, start_position
 from cometmq.client.remote.description import QueueState
 from cometmq.errors import CometError, OffsetReset, Retry
@@ -54,6 +55,7 @@ class PullQueues:
         self._long_poller = long_poller
         self._store = store
         self._events = QueueEvents(listener, options.drain_timeout_ms / 1000)
+        self._budget = PullBudget(options.pull_bytes_in_flight_max)
         self._positions = self._kept(alone=True)
         self._is_member = False
         self._committed: dict[QueueRef, Position] = {}
@@ -81,7 +83,9 @@ class PullQueues:
     def assign(self, queues: Collection[QueueRef], wanted: Filter) -> None:
         """Exactly these are read now."""
         for queue in queues:
-            fetcher = Fetcher(self._calls, queue, wanted, self._options, self._positions.start)
+            fetcher = Fetcher(
+                self._calls, queue, wanted, self._options, self._positions.start, self._budget
+            )
             self.polled.add(fetcher)
 
     async def unassign(self) -> None:
@@ -125,6 +129,7 @@ class PullQueues:
                 wanted,
                 self._options,
                 self._positions.start,
+                self._budget,
                 self._long_poller,
             )
             self.polled.add(fetcher, resting=True)

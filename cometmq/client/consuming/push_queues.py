@@ -22,6 +22,7 @@ from cometmq.client.reading.positions import (
     Positions,
     may_pass,
 )
+from cometmq.client.reading.pull_budget import PullBudget
 from cometmq.client.reading.start_positions import group_position, start_position
 from cometmq.client.remote.description import QueueState
 from cometmq.model import Filter, Position, QueueRef
@@ -60,6 +61,7 @@ class PushQueues:
         # Another client of this one's name, an earlier process say, must not have its lock number.
         holder = f"{options.client_id[:LOCK_NAME_LENGTH_MAX]} {instance_id}"
         self._locks = QueueLocks(calls, holder, self._locks_lost) if options.orderly else None
+        self._budget = PullBudget(options.pull_bytes_in_flight_max)
         self._positions = self._kept_at(store, own_calls)
         self._assigned: dict[QueueRef, AssignedQueue] = {}
         self._leaving: list[AssignedQueue] = []  # revoked, not yet committed
@@ -147,6 +149,7 @@ class PushQueues:
             wanted,
             options,
             self._positions.start,
+            self._budget,
             self._long_poller,
             lock_number,
         )

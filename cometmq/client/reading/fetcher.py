@@ -12,13 +12,14 @@ from dataclasses import replace
 from cometmq.client.cluster.pulled import Pulled
 from cometmq.client.messages import PullBatch, PullOutcome
 from cometmq.client.names import of
-from cometmq.client.options import ConsumerOptions, backoff_policy
+from cometmq.client.options import GroupOptions, backoff_policy
 from cometmq.client.reading.long_poller import LongPoller
 from cometmq.client.reading.offsets import (
     BrokerCalls,
     position_from_proto,
     position_to_proto,
 )
+from cometmq.client.reading.pull_budget import PULL_BYTES_MIN, PullBudget, worth_asking
 from cometmq.client.received import decode_received
 from cometmq.errors import CometError, InternalError, PositionFenced, Retry
 from cometmq.model import BUSY_COUNT, Filter, Position, QueueRef
@@ -89,17 +90,20 @@ def batch_of(
     if outcome is None:
         raise InternalError(f"The broker answered a pull with status {response.status}.")
     shown_name = calls.namespace.shown if calls.namespace.name else None
-    messages = decode_received(records, queue, shown_name)
+    messages, size_bytes = decode_received(records, queue, shown_name), len(records)
     if wanted.tags:  # the broker compares hashes, so a wrong tag may come along
         messages = [message for message in messages if message.tag in wanted.tags]
     if calls.keep is not None:
         messages = calls.keep(messages)
+    if wanted.tags or calls.keep is not None:
+        size_bytes = sum(message.size for message in messages)
     return PullBatch(
         outcome,
         messages,
         position_from_proto(response.next_position),
         response.min_offset,
         response.max_offset,
+        size_bytes,
     )
 
 
@@ -130,14 +134,15 @@ class Fetcher:
         calls: BrokerCalls,
         queue: QueueRef,
         wanted: Filter,
-        options: ConsumerOptions,
+        options: GroupOptions,
         start: Callable[[QueueRef], Awaitable[Position]],
+        budget: PullBudget,
         long_poller: LongPoller | None = None,
         lock_number: int = 0,
     ) -> None:
-        """``start`` tells where to begin. With ``long_poller`` a queue that has nothing is waited
-        for at a pullhold, without or while there is none by polling. ``lock_number``: of a queue
-        that is read in order.
+        """``start`` tells where to begin. ``budget`` is the consumer's. With ``long_poller`` a
+        queue that has nothing is waited for at a pullhold, without or while there is none by
+        polling. ``lock_number``: of a queue that is read in order.
         """
         self.queue = queue
         self.position: Position | None = None  # None: not known yet
@@ -152,6 +157,8 @@ class Fetcher:
         self._long_poller = long_poller
         self._lock_number = lock_number
         self._start = start
+        self._budget = budget
+        self._worth_bytes = PULL_BYTES_MIN  # of the next pull
         self._parked = False  # nothing is there: the next pull is for a pullhold
         self._refused = False  # the last hold was
         self._suggested: int | None = None  # the follower to read from; None = the writer
@@ -231,8 +238,18 @@ class Fetcher:
             await asyncio.sleep(self._polls.ceiling_s(self._empty_polls))
             self._empty_polls += 1
             self._parked = self._next_pullhold()
-        pulled = await self._calls.pull(self.queue.broker_group, request, self._suggested)
-        return self._took(pulled, position)
+        return self._took(await self._pull(request), position)
+
+    async def _pull(self, request: broker_pb2.PullRequest) -> Pulled:
+        """Asks the broker, for as many of the bytes as may be in flight."""
+        budget, broker_group = self._budget, self.queue.broker_group
+        wanted_bytes = min(request.max_bytes, self._worth_bytes)
+        size_bytes = await budget.reserve(broker_group, wanted_bytes)
+        try:
+            request.max_bytes = size_bytes
+            return await self._calls.pull(broker_group, request, self._suggested)
+        finally:
+            budget.release(broker_group, size_bytes)
 
     def _took(self, pulled: Pulled, position: Position) -> PullBatch:
         self.pulled_s = asyncio.get_running_loop().time()
@@ -240,6 +257,10 @@ class Fetcher:
         is_suggested = response.HasField("suggested_member_id")
         self._suggested = response.suggested_member_id if is_suggested else None
         batch = batch_of(pulled, self.queue, self._wanted, self._calls)
+        if response.count:
+            backlog_count = batch.max_offset - batch.next_position.offset
+            record_bytes = len(pulled.records) / response.count
+            self._worth_bytes = worth_asking(backlog_count, record_bytes)
         if batch.outcome is PullOutcome.OFFSET_MOVED:
             _log.warning(
                 "offset moved",
@@ -282,7 +303,7 @@ class Fetcher:
         _log.warning(
             "position fenced", extra=fields(**_move(self.queue, position, fence), error=error)
         )
-        return PullBatch(PullOutcome.OFFSET_MOVED, [], fence, 0, 0)
+        return PullBatch(PullOutcome.OFFSET_MOVED, [], fence, 0, 0, 0)
 
     async def _wait_after(self, error: CometError) -> None:
         if error.retry is Retry.NEVER:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 
@@ -20,7 +20,10 @@ from cometmq.errors import CometError, OffsetReset, Retry
 from cometmq.model import Position, QueueRef
 from cometmq.rpc.interceptors import from_proto
 from cometmq.rpc.streams import ask
-from cometmq.v1 import broker_pb2, broker_pb2_grpc, common_pb2
+from cometmq.v1 import broker_pb2, common_pb2
+
+if TYPE_CHECKING:
+    from cometmq.v1 import broker_pb2_grpc
 
 QUEUES_PER_CALL_MAX = 4096
 ITEMS_PER_CALL_MAX = 1_024  # messages sent back

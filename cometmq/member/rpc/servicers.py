@@ -8,7 +8,7 @@ from cometmq.member.listen import Ports
 from cometmq.member.rpc.admin_servicer import AdminReadServicer
 from cometmq.member.rpc.broker_servicer import ReadServicer
 from cometmq.member.rpc.member_servicer import MemberServicer
-from cometmq.rpc.interceptors import CallObserver
+from cometmq.rpc.guard import CallObserver
 from cometmq.v1.broker_pb2_grpc import (
     add_BrokerAdminServiceServicer_to_server,
     add_BrokerServiceServicer_to_server,

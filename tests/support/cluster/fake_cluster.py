@@ -147,6 +147,9 @@ class FakeBroker(_Servicer):
         self.answering = asyncio.Event()  # cleared: batches are taken, nothing is answered
         self.answering.set()
         self.pull_errors: list[CometError] = []  # for the next pulls, one each
+        self.pulling = asyncio.Event()  # cleared: pulls are taken, nothing is answered
+        self.pulling.set()
+        self.asked_bytes = self.most_asked_bytes = 0  # by pulls that have no answer yet
         self.fences: dict[Key, tuple[int, int]] = {}  # positions above it are fenced, once
         self.min_offsets: dict[Key, int] = {}
         self.members: dict[str, dict[str, broker_pb2.JoinGroupRequest]] = {}
@@ -337,6 +340,12 @@ class FakeBroker(_Servicer):
 
     async def Pull(self, request: broker_pb2.PullRequest, context: Any) -> broker_pb2.PullResponse:
         self.pulls.append(request)
+        self.asked_bytes += request.max_bytes
+        self.most_asked_bytes = max(self.most_asked_bytes, self.asked_bytes)
+        try:
+            await self.pulling.wait()
+        finally:
+            self.asked_bytes -= request.max_bytes
         if self.pull_errors:
             raise self.pull_errors.pop(0)
         key = request.queue.topic, request.queue.queue_id

@@ -12,13 +12,12 @@ from cometmq import errors
 from cometmq.clock import SystemClock
 from cometmq.errors import CometError, Retry
 from cometmq.rpc.calls import Calls, SilentPeers
+from cometmq.rpc.guard import guard, refuse
 from cometmq.rpc.interceptors import (
     ERROR_METADATA,
     ERROR_TEXT_BYTES_MAX,
     error_from,
     from_proto,
-    guard,
-    refuse,
     to_proto,
     wire_errors,
 )
