@@ -9,6 +9,7 @@ unit in the schedule queue holds the due time in place of the tag's hash.
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Mapping
 from functools import lru_cache
 
@@ -78,6 +79,11 @@ def check_level(level: int) -> None:
 def delay_ms(level: int) -> int:
     """How long a message of the level waits."""
     return 1000 * _Process.levels_s[level - 1]
+
+
+def delays_ms() -> array[int]:
+    """How long the messages of each level wait (int64), from level 1 on."""
+    return array("q", [1000 * time_s for time_s in _Process.levels_s])
 
 
 def level_for(wanted_ms: int) -> int:
@@ -153,6 +159,9 @@ def _target(raw_properties: bytes) -> tuple[str, int] | None:
     return None if not topic or queue_id is None else (topic, queue_id)
 
 
+# How our form begins that waits for a level; and what would name another one behind.
+OUR_LEVEL = re.compile(rb"DELAY\x01([0-9]{1,2})\x02REAL_TOPIC\x01")
+OTHER_LEVEL = b"\x02DELAY\x01"
 # How our form begins: a level or a time (cometmq/format/timers.py), then the target.
 _TARGET = re.compile(
     rb"(?:DELAY\x01[0-9]{1,2}|TIMER_OUT_MS\x01[0-9]{13})\x02"

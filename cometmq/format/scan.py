@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 from zlib import crc32
 
-from cometmq.format import properties, queueunit, taghash, timers
+from cometmq.format import delayed, properties, queueunit, taghash, timers
 from cometmq.format.compression import SYS_FLAG_COMPRESSED, SYS_FLAG_COMPRESSION_SHIFT
 from cometmq.format.record import (
     BLANK_BYTES,
@@ -44,6 +44,8 @@ _READERS = {
 }
 _QUEUE_ID_AT, _FLAG_AT = (LAYOUTS[0].offsets[name] for name in ("queue_id", "flag"))
 assert _FLAG_AT - _QUEUE_ID_AT == 4
+_INT64_MAX = 2**63 - 1
+_SCHEDULE_TOPIC = delayed.SCHEDULE_TOPIC.encode()
 _TIMER_KEY = timers.TIMER_QUEUE_ID.to_bytes(4, "big") + timers.TIMER_TOPIC.encode()
 
 
@@ -83,8 +85,8 @@ def scan_run(chunk: bytes, at: int, *, log_offset: int, file_left: int, apart: b
 
     ``log_offset`` is that place's position in the log, ``file_left`` counts from there to the end
     of the *file*; the chunk may end before. Plain: SYSFLAG has no bits but those of compression and
-    addresses, and the topic is none of ``apart`` (a :func:`topic_list`); a message that waits for
-    its time has the stored form of :mod:`cometmq.format.timers`. Good: as
+    addresses, and the topic is none of ``apart`` (a :func:`topic_list`); a message that waits for a
+    level or a time has our stored form (:mod:`cometmq.format.delayed`, ``timers``). Good: as
     :func:`cometmq.format.record.check` has it. Never raises.
     """
     assert 0 <= at <= len(chunk), (at, len(chunk))
@@ -93,7 +95,7 @@ def scan_run(chunk: bytes, at: int, *, log_offset: int, file_left: int, apart: b
         return _scan_run(chunk, at, log_offset, file_left, apart)
     # A record leaves room for the file's end mark behind it.
     left = max(0, file_left - BLANK_BYTES)
-    found = accelerator.scan(chunk, at, log_offset, left, apart)
+    found = accelerator.scan(chunk, at, log_offset, left, apart, delayed.delays_ms())
     return Run(*found[:-1], [QueueRun(*queue) for queue in found[-1]])
 
 
@@ -105,11 +107,7 @@ def _scan_run(chunk: bytes, at: int, log_offset: int, file_left: int, apart: byt
     offset_of_chunk = log_offset - at
     stop = min(len(chunk), at + file_left - BLANK_BYTES)  # what records may reach
     is_plain = _plain_topics(apart)
-    framed, tag_of, tags_code = (
-        properties.STORED_FRAMING.fullmatch,
-        properties.tag_of,
-        taghash.tags_code,
-    )
+    framed = properties.STORED_FRAMING.fullmatch
     reader = _READERS[0]
     read, head_bytes, pack = reader.unpack_from, reader.size, queueunit.UNIT.pack
     while True:
@@ -142,7 +140,7 @@ def _scan_run(chunk: bytes, at: int, log_offset: int, file_left: int, apart: byt
         topic = chunk[topic_at:topic_end]
         key = chunk[at + _QUEUE_ID_AT : at + _FLAG_AT] + topic
         pairs = chunk[properties_at:end]
-        code = _due_ms(pairs) if key == _TIMER_KEY else tags_code(tag_of(pairs))
+        code = _tags_code(key, topic, pairs, store_time_ms)
         if code is None or not is_plain(topic):
             break
         group = groups.get(key)
@@ -161,10 +159,29 @@ def _scan_run(chunk: bytes, at: int, log_offset: int, file_left: int, apart: byt
     return Run(at, count, size, first_time_ms, time_ms, times_fall, [g.run() for g in done])
 
 
+def _tags_code(key: bytes, topic: bytes, pairs: bytes, store_time_ms: int) -> int | None:
+    """What a unit holds of a message; None: it has to be looked at."""
+    if topic == _SCHEDULE_TOPIC:
+        return _level_due_ms(pairs, store_time_ms)
+    if key == _TIMER_KEY:
+        return _due_ms(pairs)
+    return taghash.tags_code(properties.tag_of(pairs))
+
+
 def _due_ms(pairs: bytes) -> int | None:
     """When a message of the timer topic is due; None: it has another form than ours."""
     match = timers.OUR_TIME.match(pairs)
     return None if match is None or timers.FOREIGN_NAME in pairs else int(match[1])
+
+
+def _level_due_ms(pairs: bytes, store_time_ms: int) -> int | None:
+    """The same of a message of the schedule topic."""
+    match = delayed.OUR_LEVEL.match(pairs)
+    level = min(int(match[1]), delayed.level_count()) if match else 0
+    if not level or delayed.OTHER_LEVEL in pairs:
+        return None
+    due_ms = store_time_ms + delayed.delay_ms(level)
+    return due_ms if due_ms <= _INT64_MAX else None
 
 
 @lru_cache(maxsize=16)

@@ -238,14 +238,22 @@ class Accelerator(Protocol):
         """
 
     def scan(
-        self, chunk: bytes, at: int, log_offset: int, bytes_left: int, apart: bytes, /
+        self,
+        chunk: bytes,
+        at: int,
+        log_offset: int,
+        bytes_left: int,
+        apart: bytes,
+        delays_ms: array[int],
+        /,
     ) -> tuple[int, int, int, int, int, bool, Groups]:
         """Verifies records of the log from ``at`` on: ``cometmq.format.scan.scan_run``.
 
         ``log_offset`` is the position of ``at``, ``bytes_left`` what records may fill of the file
         from there on. Stops too at a record of a topic that is listed in ``apart`` (each name
         behind its length in one byte), at a tag that is empty or not UTF-8, and at a record of the
-        timer topic that has another form than ours.
+        timer or the schedule topic that has another form than ours. ``delays_ms``: how long each
+        delay level waits, an ``array("q")`` of at least one.
 
         Returns where it stopped, number of records, size of the last one, store times of the first
         and the last one, whether one is older than the one before it, and the units.

@@ -5,6 +5,8 @@
 
 #include <string.h>
 
+#define LEVEL_DIGITS_MAX 2
+
 int record_at(const uint8_t *start, size_t available, record *found)
 {
     if (available < RECORD_BYTES_MIN || load32(start + AT_MAGIC) != MAGIC_V1)
@@ -155,14 +157,58 @@ int is_timer(const record *found)
         && load32(found->start + AT_QUEUE_ID) == 0;
 }
 
-int says_more_of_time(span properties)
+size_t leading_number(span text, size_t digits_max, long *number)
 {
-    static const char name[] = "\x02TIMER_DEL";
+    size_t count = 0;
+    for (*number = 0; count < text.length && count < digits_max; count++) {
+        unsigned digit = text.start[count] - (unsigned)'0';
+        if (digit > 9)
+            break;
+        *number = 10 * *number + (long)digit;
+    }
+    return count;
+}
+
+size_t level_length(span properties, long *level)
+{
+    static const char name[] = "DELAY\x01";
+    size_t first = sizeof name - 1;
+    if (!starts_with(properties, name, first))
+        return 0;
+    size_t digits = leading_number(behind(properties, first), LEVEL_DIGITS_MAX, level);
+    return digits ? first + digits : 0;
+}
+
+/* Whether a name behind the first one begins so. */
+static int has_behind(span properties, const char *name, size_t length)
+{
     const uint8_t *at = properties.start, *end = properties.start + properties.length;
     for (; (at = memchr(at, PAIR_SEPARATOR, (size_t)(end - at))) != NULL; at++)
-        if ((size_t)(end - at) >= sizeof name - 1 && memcmp(at, name, sizeof name - 1) == 0)
+        if (starts_with((span){at, (size_t)(end - at)}, name, length))
             return 1;
     return 0;
+}
+
+int is_delayed(const record *found)
+{
+    static const char topic[] = "SCHEDULE_TOPIC_XXXX";
+    return found->topic.length == sizeof topic - 1 && memcmp(found->topic.start, topic, sizeof topic - 1) == 0;
+}
+
+long level_of(const record *found)
+{
+    static const char next[] = "\x02REAL_TOPIC\x01", other[] = "\002" "DELAY\x01"; /* two: D is a hex digit */
+    long level;
+    size_t length = level_length(found->properties, &level);
+    if (!length || !starts_with(behind(found->properties, length), next, sizeof next - 1)
+        || has_behind(found->properties, other, sizeof other - 1))
+        return 0;
+    return level;
+}
+
+int says_more_of_time(span properties)
+{
+    return has_behind(properties, "\x02TIMER_DEL", 10);
 }
 
 long long timer_due(const record *found)

@@ -76,6 +76,18 @@ long long timer_digits(span properties);
 
 void put_timer_digits(uint8_t *properties, long long number);
 
+/* The number that a text begins with, of so many digits at most, which fit a long; how many there are. */
+size_t leading_number(span text, size_t digits_max, long *number);
+
+/* How long the delay level is that the properties begin with, as a pair without its end; 0 when they do not. */
+size_t level_length(span properties, long *level);
+
+/* Whether the record lies in a queue of a delay level. */
+int is_delayed(const record *found);
+
+/* Which level it waits for; 0 when Python has to look at it. */
+long level_of(const record *found);
+
 /* Whether more names than TIMER_OUT_MS say something of the time, or that the record is a tombstone. */
 int says_more_of_time(span properties);
 

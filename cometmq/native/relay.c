@@ -13,7 +13,6 @@
 #define PROPERTIES_BYTES_MAX INT16_MAX
 #define TOPIC_BYTES_MAX 255
 #define QUEUE_DIGITS_MAX 9
-#define LEVEL_DIGITS_MAX 2
 #define NOT_ASCII 0x80
 #define KEPT_FLAGS (COMPRESSED | 2u | 0x700u) /* of SYSFLAG: compression, and that it has several tags */
 
@@ -24,26 +23,6 @@ typedef struct {
     uint32_t slots[SLOTS]; /* a number of a text, and 1; 0 = free */
     uint32_t count;
 } target_table;
-
-/* How many digits a text begins with, at most so many. */
-static size_t digit_count(span text, size_t most)
-{
-    size_t count = 0;
-    while (count < text.length && count < most && (unsigned)(text.start[count] - '0') <= 9)
-        count++;
-    return count;
-}
-
-/* How long the delay level is that the properties begin with, as a pair without its end; 0 when they do not. */
-static size_t level_length(span properties)
-{
-    static const char name[] = "DELAY\x01";
-    size_t first = sizeof name - 1, at = first;
-    if (!starts_with(properties, name, first))
-        return 0;
-    at += digit_count((span){properties.start + at, properties.length - at}, LEVEL_DIGITS_MAX);
-    return at == first || says_more_of_time(properties) ? 0 : at;
-}
 
 /* Where a message is meant to go, as its properties tell it from `at` on in our form; 0 for another form. */
 static int target_at(span properties, size_t at_byte, span *target)
@@ -59,7 +38,8 @@ static int target_at(span properties, size_t at_byte, span *target)
         || !starts_with((span){at, (size_t)(end - at)}, queue, sizeof queue - 1))
         return 0;
     at += sizeof queue - 1;
-    size_t digits = digit_count((span){at, (size_t)(end - at)}, QUEUE_DIGITS_MAX);
+    long queue_id;
+    size_t digits = leading_number((span){at, (size_t)(end - at)}, QUEUE_DIGITS_MAX, &queue_id);
     at += digits;
     if (!digits || at == end || *at != PAIR_SEPARATOR)
         return 0;
@@ -71,8 +51,9 @@ static int target_at(span properties, size_t at_byte, span *target)
 static int waiting_target(const record *found, span *target)
 {
     span properties = found->properties;
-    size_t head = timer_due(found) >= 0 ? TIMER_DIGITS_END : level_length(properties);
-    return head && head < properties.length && properties.start[head] == PAIR_SEPARATOR
+    long level;
+    size_t head = timer_due(found) >= 0 ? TIMER_DIGITS_END : level_length(properties, &level);
+    return head && !says_more_of_time(properties) && head < properties.length && properties.start[head] == PAIR_SEPARATOR
         && target_at(properties, head + 1, target);
 }
 

@@ -29,6 +29,8 @@ typedef struct {
 
 typedef struct {
     span chunk, apart;
+    const uint8_t *delays_ms; /* of each delay level, from level 1 on */
+    Py_ssize_t level_count;
     size_t end; /* in the chunk, behind the last good record */
     uint64_t log_offset; /* of the chunk's first byte */
     uint64_t log_end;    /* where its last record may end */
@@ -140,11 +142,22 @@ static int take(walk *on, int32_t *recent)
             return 0;
         store64(into->unit + 12, (uint64_t)due_ms);
     }
+    uint64_t time = load64(found.store_time);
+    if (is_delayed(&found)) {
+        long level = level_of(&found);
+        if (!level)
+            return 0;
+        int64_t delay_ms;
+        Py_ssize_t index = level < on->level_count ? level - 1 : on->level_count - 1;
+        memcpy(&delay_ms, on->delays_ms + index * (Py_ssize_t)sizeof delay_ms, sizeof delay_ms);
+        if ((int64_t)time > INT64_MAX - delay_ms)
+            return 0;
+        store64(into->unit + 12, time + (uint64_t)delay_ms);
+    }
     into->group = *recent = group_for(on, &found, *recent);
     if (into->group == NONE)
         return 0;
     on->groups[into->group].count++;
-    uint64_t time = load64(found.store_time);
     if (on->count++ == 0)
         on->first_time = time;
     else if ((int64_t)time < (int64_t)on->last_time)
@@ -191,13 +204,16 @@ static PyObject *result_of(walk *on)
                          groups);
 }
 
-static PyObject *scanned(const Py_buffer *chunk, Py_ssize_t at, uint64_t log_offset, uint64_t bytes_left, span apart)
+static PyObject *scanned(const Py_buffer *chunk, Py_ssize_t at, uint64_t log_offset, uint64_t bytes_left, span apart,
+                         const Py_buffer *delays_ms)
 {
     walk *on = calloc(1, sizeof(walk));
     if (on == NULL)
         return PyErr_NoMemory();
     on->chunk = span_of(chunk);
     on->apart = apart;
+    on->delays_ms = delays_ms->buf;
+    on->level_count = delays_ms->len / (Py_ssize_t)sizeof(int64_t);
     on->end = (size_t)at;
     on->log_offset = log_offset - (uint64_t)at;
     on->log_end = log_offset + bytes_left;
@@ -217,17 +233,20 @@ static PyObject *scanned(const Py_buffer *chunk, Py_ssize_t at, uint64_t log_off
 PyObject *accelerator_scan(PyObject *module, PyObject *arguments)
 {
     (void)module;
-    Py_buffer chunk, apart;
+    Py_buffer chunk, apart, delays_ms;
     Py_ssize_t at;
     long long log_offset, bytes_left;
-    if (!PyArg_ParseTuple(arguments, "y*nLLy*:scan", &chunk, &at, &log_offset, &bytes_left, &apart))
+    if (!PyArg_ParseTuple(arguments, "y*nLLy*y*:scan", &chunk, &at, &log_offset, &bytes_left, &apart, &delays_ms))
         return NULL;
     PyObject *result = NULL;
     if (at < 0 || at > chunk.len || log_offset < 0 || bytes_left < 0 || bytes_left > INT64_MAX - log_offset)
         PyErr_SetString(PyExc_ValueError, "scan: a place outside the chunk or the log");
+    else if (delays_ms.len < (Py_ssize_t)sizeof(int64_t) || delays_ms.len % (Py_ssize_t)sizeof(int64_t))
+        PyErr_SetString(PyExc_ValueError, "scan: no delay levels");
     else
-        result = scanned(&chunk, at, (uint64_t)log_offset, (uint64_t)bytes_left, span_of(&apart));
+        result = scanned(&chunk, at, (uint64_t)log_offset, (uint64_t)bytes_left, span_of(&apart), &delays_ms);
     PyBuffer_Release(&chunk);
     PyBuffer_Release(&apart);
+    PyBuffer_Release(&delays_ms);
     return result;
 }

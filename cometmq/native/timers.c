@@ -12,6 +12,8 @@
 #define HASH_MAX INT32_MAX       /* units of RocketMQ hold no time, but a hash */
 #define LOST_SIZE 1              /* of units that are no message */
 #define PREFILL_SIZE 0x7fffffffu /* the same */
+#define MERGED_RUNS_MAX 4        /* so many ascending runs are merged; more are sorted byte by byte */
+#define SORTED_BY_BYTES_MIN 512  /* fewer entries are always merged */
 
 /* The entries of `count` units; how many bytes. */
 static Py_ssize_t put_entries(const uint8_t *unit, Py_ssize_t count, uint64_t offset, uint8_t *to)
@@ -57,7 +59,8 @@ PyObject *accelerator_timer_entries(PyObject *module, PyObject *arguments)
 
 static int is_above(const uint8_t *one, const uint8_t *other)
 {
-    return memcmp(one, other, ENTRY_BYTES) > 0;
+    uint64_t first = load64(one), second = load64(other);
+    return first != second ? first > second : load64(one + 8) > load64(other + 8);
 }
 
 /* Where the ascending run ends that begins at `at`. */
@@ -85,7 +88,7 @@ static void merge(const uint8_t *from, size_t left, size_t middle, size_t right,
 
 /* Merges neighbouring runs, again and again: what was sorted in parts costs little. Where the sorted entries are, which
  * is one of the two places. */
-static uint8_t *sorted(uint8_t *entries, uint8_t *spare, size_t count)
+static uint8_t *merged(uint8_t *entries, uint8_t *spare, size_t count)
 {
     for (;;) {
         size_t at = 0, runs = 0;
@@ -102,6 +105,54 @@ static uint8_t *sorted(uint8_t *entries, uint8_t *spare, size_t count)
         if (runs <= 1)
             return entries;
     }
+}
+
+/* Orders the entries by one of their bytes; those that have the same there stay in their order. */
+static void sort_by_byte(const uint8_t *from, uint8_t *to, size_t count, size_t byte)
+{
+    size_t places[256] = {0}, next = 0;
+    for (size_t at = 0; at < count; at++)
+        places[from[at * ENTRY_BYTES + byte]]++;
+    for (size_t value = 0; value < 256; value++) {
+        size_t here = places[value];
+        places[value] = next;
+        next += here;
+    }
+    for (size_t at = 0; at < count; at++, from += ENTRY_BYTES)
+        memcpy(to + ENTRY_BYTES * places[from[byte]]++, from, ENTRY_BYTES);
+}
+
+/* Orders the entries by their bytes, the last one first, but for bytes that are the same in all. Entries that come in the
+ * order of their offsets, as from the queue, need those no more. Returns as merged(). */
+static uint8_t *sorted_by_bytes(uint8_t *entries, uint8_t *spare, size_t count)
+{
+    uint8_t varies[ENTRY_BYTES] = {0};
+    int offsets_fall = 0;
+    for (size_t at = 1; at < count; at++) {
+        const uint8_t *one = entries + at * ENTRY_BYTES;
+        for (size_t byte = 0; byte < ENTRY_BYTES; byte++)
+            varies[byte] |= one[byte] ^ entries[byte];
+        offsets_fall |= load64(one + 8) < load64(one + 8 - ENTRY_BYTES);
+    }
+    for (size_t byte = offsets_fall ? ENTRY_BYTES : 8; byte-- > 0;) {
+        if (!varies[byte])
+            continue;
+        sort_by_byte(entries, spare, count, byte);
+        uint8_t *was = entries;
+        entries = spare;
+        spare = was;
+    }
+    return entries;
+}
+
+static uint8_t *sorted(uint8_t *entries, uint8_t *spare, size_t count)
+{
+    size_t at = 0;
+    for (int runs = 0; at < count && runs < MERGED_RUNS_MAX; runs++)
+        at = run_end(entries, at, count);
+    if (at == count || count < SORTED_BY_BYTES_MIN)
+        return merged(entries, spare, count);
+    return sorted_by_bytes(entries, spare, count);
 }
 
 PyObject *accelerator_sort_timers(PyObject *module, PyObject *object)

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from cometmq.errors import StoreDamaged, StoreForeignFile
 from cometmq.format import record
-from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.format.scan import Run, scan_run, topic_list
 from cometmq.store.disk.segments import Segment, Segments
 from cometmq.store.log import units
@@ -46,8 +45,8 @@ class Stretch(NamedTuple):
 
 
 def apart_of(topics: Iterable[str]) -> bytes:
-    """For :func:`next_stretch`: ``topics``, and those whose units follow rules of their own."""
-    return topic_list({*topics, SCHEDULE_TOPIC, LOST_TOPIC})
+    """For :func:`next_stretch`: ``topics``, and that of what was lost."""
+    return topic_list({*topics, LOST_TOPIC})
 
 
 def next_stretch(

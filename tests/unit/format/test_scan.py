@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cometmq.format import properties, queueunit, record, scan, taghash
+from cometmq.format import delayed, properties, queueunit, record, scan, taghash
 from cometmq.format.scan import Run, scan_run, topic_list
+from cometmq.store.log import units
 
 V4, V6 = record.host_bytes("10.0.0.1", 1), record.host_bytes("fe80::1", 2)
 START = 4096
@@ -128,3 +129,57 @@ def test_a_record_leaves_room_for_the_end_mark(scanner: Scanner) -> None:
     for left in range(9):
         run = scanner(chunk, 0, log_offset=START, file_left=len(chunk) + left)
         assert bool(run.record_count) == (left >= 8)
+
+
+OURS = delayed.prefix(3, "A", 0)
+TAGGED = properties.encode({"TAGS": "x"})
+DELAYED = {
+    "our form": (OURS + TAGGED, True),
+    "the last level": (delayed.prefix(18, "A", 0), True),
+    "a level above the last": (delayed.prefix(64, "A", 0), True),
+    "no level": (TAGGED, False),
+    "level 0": (delayed.prefix(0, "A", 0), False),
+    "a level of three digits": (delayed.prefix(100, "A", 0), False),
+    "a level that is none": (OURS.replace(b"3", b"x"), False),
+    "RocketMQ's form": (b"REAL_TOPIC\x01A\x02REAL_QID\x010\x02DELAY\x013\x02", False),
+    "two levels": (OURS + b"DELAY\x015\x02", False),
+    "nothing but a level": (b"DELAY\x013\x02", False),
+}
+
+
+@SCANNERS
+@pytest.mark.parametrize("form", DELAYED)
+@pytest.mark.parametrize("time_ms", [1_700_000_000_000, 2**63 - 10_000, -5])
+def test_a_delayed_message_has_its_due_time_in_its_unit(
+    scanner: Scanner, form: str, time_ms: int
+) -> None:
+    """What has another form than ours is left to its reader."""
+    raw, is_ours = DELAYED[form]
+    topic = delayed.SCHEDULE_TOPIC.encode()
+    hosts = {"born_host": V4, "store_host": V4}
+    chunk = record.encode(
+        *(topic, 2, b"body", raw),
+        **hosts,  # type: ignore[arg-type]
+        born_time_ms=1,
+        log_offset=START,
+        store_time_ms=time_ms,
+    )
+    run = scanner(chunk, 0, log_offset=START, file_left=len(chunk) + 100)
+    found = record.decode(chunk)
+    is_far = time_ms > 1 << 62
+    assert run.record_count == (is_ours and not is_far)
+    if run.record_count:
+        assert run == units.run_of(found, len(chunk))
+
+
+@SCANNERS
+def test_delayed_messages_follow_the_list_of_levels(
+    scanner: Scanner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delayed._Process, "levels_s", (7, 9))
+    topic, hosts = delayed.SCHEDULE_TOPIC.encode(), {"born_host": V4, "store_host": V4}
+    for level, wait_ms in ((1, 7_000), (2, 9_000), (3, 9_000)):
+        raw = delayed.prefix(level, "A", 0)
+        chunk = record.encode(topic, 2, b"", raw, born_time_ms=1, log_offset=START, **hosts)  # type: ignore[arg-type]
+        [queue] = scanner(chunk, 0, log_offset=START, file_left=len(chunk) + 100).queues
+        assert queueunit.unit_at(queue.units, 0) == (START, len(chunk), wait_ms)

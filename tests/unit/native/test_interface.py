@@ -908,7 +908,7 @@ def test_places_outside_are_refused() -> None:
     fast = accelerator()
     for at in (-1, 2):
         with pytest.raises(ValueError, match="outside"):
-            fast.scan(b"x", at, 0, 1, b"")
+            fast.scan(b"x", at, 0, 1, b"", delayed.delays_ms())
         with pytest.raises(ValueError, match="outside"):
             fast.decode(b"x", at, 1, record.Record)
         with pytest.raises(ValueError, match="outside"):

@@ -245,3 +245,16 @@ def test_units_become_entries(units: list[tuple[int, int, int]]) -> None:
 @given(st.lists(st.tuples(st.integers(0, 2**62), st.integers(0, 9))))
 def test_entries_are_sorted(timers: list[Timer]) -> None:
     assert unpacked(entries.in_order(packed(timers))) == sorted(timers)
+
+
+@pytest.mark.parametrize("count", [511, 512, 3_000])
+@pytest.mark.parametrize("due_max", [0, 300, 2**40, 2**62])
+@pytest.mark.parametrize("order", ["of the queue", "backwards", "any"])
+def test_many_entries_are_sorted(rng: random.Random, count: int, due_max: int, order: str) -> None:
+    offsets = sorted(rng.randrange(2**40) for _ in range(count))
+    if order == "backwards":
+        offsets.reverse()
+    elif order == "any":
+        rng.shuffle(offsets)
+    timers = [(rng.randint(0, due_max), offset) for offset in offsets]
+    assert unpacked(entries.in_order(packed(timers))) == sorted(timers)
