@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from cometmq.errors import ConfigInvalid, ConfigUnknownKey
+from cometmq.model import PORT_MAX
 
 T = TypeVar("T")
 
@@ -72,9 +73,6 @@ class LogLevel(Enum):
     INFO = 20
     WARNING = 30
     ERROR = 40
-
-
-PORT_MAX = 65_535
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ import ipaddress
 import socket
 from collections.abc import Callable, Iterable
 
-from cometmq.config import PORT_MAX
 from cometmq.errors import ConfigInvalid
+from cometmq.model import PORT_MAX
 
 ADDRESSES_MAX = 64
 RESOLVE_EVERY_S = 2.0

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cometmq.config import PORT_MAX, ServiceConfig, about
+from cometmq.config import ServiceConfig, about
+from cometmq.model import PORT_MAX
 from services.namesrv.watches import STREAMS_PER_PEER_MAX, TOPICS_PER_PEER_MAX
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cometmq.config import MIB, PORT_MAX, ServiceConfig, about
+from cometmq.config import MIB, ServiceConfig, about
+from cometmq.model import PORT_MAX
 from cometmq.rpc.addresses import parse_addresses
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from cometmq.client.remote.rates import MARK_S, Rates
 from cometmq.errors import (
@@ -17,7 +18,10 @@ from cometmq.rpc.streams import ask
 from cometmq.rpc.tasks import Tasks
 from cometmq.rpc.ticks import tick
 from cometmq.telemetry import fields, logger
-from cometmq.v1 import broker_pb2, broker_pb2_grpc
+from cometmq.v1 import broker_pb2
+
+if TYPE_CHECKING:
+    from cometmq.v1 import broker_pb2_grpc
 
 ANSWER_TIMEOUT_S = 3.0
 CONSUMING_MAX = 8  # listener calls that were asked for, until they have ended
