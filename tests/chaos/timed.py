@@ -36,11 +36,12 @@ from tests.support.faults.delivery_history import DeliveryRecorder
 from tests.support.faults.history import Outcome, Queue
 
 PAUSE_S, DELAY_S = 0.1, (0.05, 9.0)  # of single messages
-STORM_PAUSE_S, STORM_COUNT, STORM_DELAY_S = 3.0, 150, 4.0
+STORM_PAUSE_S, STORM_COUNT, STORM_DELAY_S = 3.0, 100, 4.0
 RECEIVED_PAUSE_S = 0.07
 RECALL_S = 0.3  # after the message was acknowledged
 BEFORE_S = (-0.02, 0.05)  # a recall that comes so long before the message's time
 RECALL_TRIES = 5
+RECALLS_S = 30.0  # in the end
 
 
 def now_ms() -> int:
@@ -83,8 +84,8 @@ class TimedSender:
         receipt = future.result()
         good = receipt.status is SendStatus.SEND_OK
         self._recorder.timed_sent(name, Outcome.OK if good else Outcome.STORED)
-        if number % 4 == 1:
-            at_once = number % 8 == 1
+        if number % 8 == 1:
+            at_once = number % 16 == 1
             before_s = random.uniform(*BEFORE_S)
             wait_s = RECALL_S if at_once else (due_ms - now_ms()) / 1000 - before_s
             recall = asyncio.create_task(self._recall(name, receipt.recall_handle, wait_s))
@@ -105,9 +106,13 @@ class TimedSender:
             return
 
     async def recalled(self) -> None:
-        """All recalls are over."""
-        while self._recalls:
-            await asyncio.wait(self._recalls)
+        """All recalls are over, or are given up: what became of their messages is not known."""
+        recalls = list(self._recalls)
+        if recalls:
+            await asyncio.wait(recalls, timeout=RECALLS_S)
+        for recall in recalls:
+            recall.cancel()
+        await asyncio.gather(*recalls, return_exceptions=True)
 
 
 async def send_single(sender: TimedSender) -> None:

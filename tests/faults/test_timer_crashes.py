@@ -169,6 +169,8 @@ def harms(world: World, rng: random.Random, share: int) -> Iterator[tuple[str, H
     for name, node in world.index_files().items():
         size = len(node.seen)
         yield f"{name} is missing", partial(_remove, name)
+        # Far behind what is read when the file is taken up.
+        yield f"{name} has another bit in its last block", partial(_flip, name, size - 10, 0)
         for at in range(rng.randrange(share), size, share):
             yield f"{name} ends at {at}", partial(_cut, name, at)
             yield f"{name} has another bit at {at}", partial(_flip, name, at, rng.randrange(8))

@@ -17,7 +17,7 @@ from unittest import mock
 
 from prometheus_client import CollectorRegistry
 
-from cometmq.errors import DiskFull, StoreDamaged
+from cometmq.errors import DiskFull, Shortage, StoreDamaged
 from cometmq.format import timers
 from cometmq.format.batch import BatchLimits
 from cometmq.format.timers import TIMER_QUEUE, TimerForm
@@ -42,7 +42,7 @@ TOPIC = "T"
 HOUR_MS = 3_600_000
 RESERVED_MS = 72 * HOUR_MS
 PROGRESS_SHARE = 0.5  # of the rounds begin with what the state tells of it
-STEPS_MAX = 2_000  # of one delivery: else it goes round in circles
+STEPS_MAX = 300  # of one delivery: else it goes round in circles
 OPTIONS = {
     "mapped_file_size_commit_log": 16 * 1024,
     "mapped_file_size_consume_queue": 20 * 50,
@@ -115,15 +115,17 @@ class World:
 
 
 class AtOnce(TimerService):
-    """``has_failed``: the last work of its thread."""
+    """``lacks_room``: the last work of its thread found none."""
 
-    has_failed = False
+    lacks_room = False
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        self.has_failed = True
-        result = work()
-        self.has_failed = False
-        return result
+        self.lacks_room = False
+        try:
+            return work()
+        except Shortage:
+            self.lacks_room = True
+            raise
 
 
 class RemovesAtOnce(Retention):
@@ -231,7 +233,7 @@ class Life:
         except StoreDamaged as error:
             self.timers._forget_index(error)
             return True
-        return not is_over or (job is not None and not self.timers.has_failed)
+        return not is_over or (job is not None and not self.timers.lacks_room)
 
     async def deliver(self) -> None:
         """Until nothing is left to do. Raises Shortage."""

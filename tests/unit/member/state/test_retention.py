@@ -25,7 +25,7 @@ from cometmq.model import TopicConfig
 from cometmq.replication.watermarks import DurabilityClass
 from cometmq.store.retention import Reason, RetentionRules, Space
 from tests.support.cluster.broker import encoded
-from tests.support.cluster.members import Member, living_member
+from tests.support.cluster.members import NEVER, Member, living_member
 from tests.support.stores.small_stores import HOST, START_MS, WallClock
 from tests.support.waiting import until
 
@@ -193,6 +193,7 @@ async def test_what_is_stored_once_more_is_on_the_disk_before_its_source_goes(
     async with scene(tmp_path) as s:
         await expired(s, 2)
         store, ends = s.member.store, [0]
+        s.member.storage.flusher._policy = NEVER  # but for what is asked for
 
         async def store_again(log_offset: int) -> None:
             assert log_offset == 2 * FILE_BYTES
