@@ -89,7 +89,7 @@ class TimerHandover:
         content = encode_check(time_ms, end, len(found.content), now_ms)
         Exporter(self._root / CONFIG).write({TIMER_CHECK: content})
 
-    def _write_list(self, content: bytes) -> None:
+    def _write_list(self, content: bytearray) -> None:
         folder = self._root / TIMER_LOG
         folder.mkdir(exist_ok=True)
         with (folder / offset_name(0)).open("wb") as file:

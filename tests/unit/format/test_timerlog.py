@@ -17,7 +17,7 @@ BASE_MS = 1_700_000_000_000
 DAY_MS = 86_400_000
 
 
-def deliveries(content: bytes) -> dict[int, list[tuple[int, int]]]:
+def deliveries(content: bytearray) -> dict[int, list[tuple[int, int]]]:
     """By second, (magic, log offset) of the units as RocketMQ finds them: it notes the last unit of
     each second, and follows the chain from there.
     """
