@@ -33,7 +33,7 @@ from cometmq.model import Message
 from cometmq.rpc.tasks import Tasks, stop_all, wait_at_most
 from cometmq.telemetry import fields, logger
 
-FLUSH_S = 0.2  # how long a record waits for others
+FLUSH_S = 0.5  # how long a record waits for others
 CLOSE_S_MAX = 3.0
 TELL_EVERY_S = 60.0
 
