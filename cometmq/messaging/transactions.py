@@ -111,7 +111,8 @@ class HalfTable:
         self._op_floor = 0
         self._ops: deque[tuple[int, int]] = deque()  # end of some op records, highest half in them
         self._open: dict[int, OpenHalf] = {}  # in the order of their offsets
-        self._ended: dict[int, EndedHalf] = {}  # the oldest first
+        # The fields of an :class:`EndedHalf`, the oldest first. Plain tuples, as of open ones.
+        self._ended: dict[int, tuple[object, ...]] = {}
         self._checks: dict[int, int] = {}  # of open halves that were asked about
         self._steps: tuple[tuple[int, int], ...] | None = ()  # None: they have changed
         self._check_changes = 0
@@ -240,7 +241,8 @@ class HalfTable:
         """What became of a half that ended lately; None: it is not known any more, or it has not
         ended.
         """
-        return self._ended.get(offset)
+        found = self._ended.get(offset)
+        return None if found is None else EndedHalf._make(found)
 
     def close(self, offset: int, ended: EndedHalf) -> None:
         """An open half has ended."""
@@ -257,7 +259,8 @@ class HalfTable:
 
     def remember_all(self, ended: Mapping[int, EndedHalf]) -> None:
         """What became of halves."""
-        self._ended |= ended
+        plain = [tuple(one) for one in ended.values()]
+        self._ended.update(zip(ended, plain, strict=True))
         if len(self._ended) > ENDED_MAX + ENDED_MORE:
             for offset in list(islice(self._ended, len(self._ended) - ENDED_MAX)):
                 del self._ended[offset]
