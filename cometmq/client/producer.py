@@ -201,8 +201,8 @@ class Producer:
             partitioner = self._rule.get(topic)
         except AttributeError:  # it is no message: the error comes there
             return await self._send_with_care(message)
-        buffer = self._buffer
-        if partitioner is None or buffer.used >= buffer.limit:
+        # A producer that is not open has no partitioners, and no buffer.
+        if partitioner is None or (buffer := self._buffer).used >= buffer.limit:
             return await self._send_with_care(message)
         future: Future[SendReceipt] = self._loop.create_future()
         batch_count = buffer.batch_count
