@@ -9,7 +9,7 @@ number of tries it goes to ``%DLQ%group``, at once. Pure.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -46,6 +46,16 @@ def retry_topic(group: str) -> str:
 def dlq_topic(group: str) -> str:
     """Where a group's dead letters lie. GroupNameInvalid: the group's name is too long."""
     return _topic_of(DLQ_PREFIX, group)
+
+
+def is_groups_retry_topic(topic: str, group: str, groups: Container[str]) -> bool:
+    """Whether a group's messages come again there: in its own retry topic, or in one that RocketMQ
+    made for the group and a topic (``%RETRY%group_topic``). That may be the name of the retry topic
+    of another one of ``groups``, whose it is then.
+    """
+    own = RETRY_PREFIX + group
+    is_theirs = topic.startswith(own + "_") and topic.removeprefix(RETRY_PREFIX) not in groups
+    return topic == own or is_theirs
 
 
 def _topic_of(prefix: str, group: str) -> str:

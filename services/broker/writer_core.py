@@ -76,6 +76,7 @@ class WriterCore:
             on_topics,
             drop,
             self._forget_group,
+            self._system_topic_made,
         )
         relays = RelayWriter(self.storage, opened.state.topics, host, metrics)
         time = BelievedTime(clock, metrics, opened.stored_ms)
@@ -148,6 +149,9 @@ class WriterCore:
         self._metrics.forget_group(group)
         self.queue_locks.forget_group(group)
         self.pop.forget_group(group)
+
+    def _system_topic_made(self, topic: str) -> None:
+        self.pop.system_topic_made(topic)
 
     def background(self) -> list[Coroutine[Any, Any, None]]:
         """What runs as long as the broker does."""

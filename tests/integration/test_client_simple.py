@@ -41,7 +41,8 @@ from cometmq.errors import (
 from cometmq.rpc.streams import read, write
 from cometmq.rpc.tasks import stop_all
 from cometmq.v1 import broker_pb2 as pb
-from services.broker.pop import acks
+from cometmq.v1 import common_pb2 as common
+from services.broker.pop import acks, receive
 from tests.support.cluster.broker import LiveBroker, refusal
 from tests.support.cluster.pop_cluster import Ahead, pop_cluster
 from tests.support.cluster.pullhold import LivePullhold
@@ -224,6 +225,62 @@ async def test_who_waits_hears_at_once_of_what_an_acknowledgement_frees(tmp_path
             assert not waiting.done()
             await one.ack(message)
             assert (await received(waiting)).body == b"1"
+
+
+@pytest.mark.parametrize("was_looked_at", [False, True])
+async def test_who_waits_hears_of_what_is_freed_while_its_queue_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, was_looked_at: bool
+) -> None:
+    """It waited until messages of another message group were done, or their time was over."""
+    async with pop_cluster(tmp_path, Ahead()) as (namesrv, broker, _):
+        await put_group(broker, consume_orderly=True)
+        async with Producer(namesrv) as producer, simple(namesrv) as one, simple(namesrv) as other:
+
+            async def send_key(key: str) -> None:
+                queue = QueueRef("T", 0)
+                await producer.send_and_wait(Message("T", b"0", queue=queue, sharding_key=key))
+
+            await send_key("slow")
+            await send_key("quick")
+            await one.subscribe("T")
+            held = {message.sharding_key: message for message in await one.receive(wait_ms=20_000)}
+            while len(held) < 2:
+                held |= {one.sharding_key: one for one in await one.receive(wait_ms=20_000)}
+            await send_key("quick")
+            await other.subscribe("T")
+            if was_looked_at:
+                while broker.state.pops.open_count < 3:
+                    assert await other.receive(wait_ms=0) == []
+                await send_key("slow")
+            scan = receive.ReceiveService._scan
+
+            async def scan_and_acknowledge(*args: Any) -> object:
+                answer = await scan(*args)
+                if answer is not None and "quick" in held:
+                    await one.ack(held.pop("quick"))
+                return answer
+
+            monkeypatch.setattr(receive.ReceiveService, "_scan", scan_and_acknowledge)
+            found = await other.receive(wait_ms=20_000)
+            assert [message.sharding_key for message in found] == ["quick"]
+
+
+async def test_who_waits_hears_at_once_of_a_new_retry_topic(tmp_path: Path) -> None:
+    """It knew the topic from its next call on, whenever that was."""
+    async with pop_cluster(tmp_path, Ahead()) as (namesrv, broker, pullhold):
+        await broker.send("T", 0, b"0")
+        async with simple(namesrv) as consumer:
+            await consumer.subscribe("T")
+            [message] = await consumer.receive(wait_ms=20_000)
+            await consumer.ack(message)
+            async with Parked(consumer, pullhold, 2) as waiting:
+                item = pb.SendBackItem(
+                    queue=common.QueueRef(topic="T", queue_id=0),
+                    position=common.Position(offset=0),
+                    delay_ms=1,
+                )
+                await broker.stub.SendBack(pb.SendBackRequest(group="G", items=[item]))
+                assert (await received(waiting)).queue.topic == "%RETRY%G"
 
 
 async def test_who_waits_hears_at_once_of_a_reset(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from cometmq.errors import (
 from cometmq.format import record
 from cometmq.format.properties import SHARDING_KEY
 from cometmq.format.record import Record
+from cometmq.messaging.changes import GroupDropped
 from cometmq.messaging.state import STATE_TOPIC
 from cometmq.model import QueueKey, ReplicationMode
 from cometmq.rpc.interceptors import from_proto
@@ -539,6 +540,34 @@ async def test_a_failed_message_far_behind_goes_to_the_retry_topic(
         assert near.handle
         assert (await broker.committed("G", "T", 0)).offset == 7  # type: ignore[union-attr]
         assert (await broker.status("SCHEDULE_TOPIC_XXXX", 2)).appended_offset == 1
+
+
+async def _has_messages(broker: BrokerClient, topic: str) -> bool:
+    try:
+        return (await broker.status(topic, 0)).max_offset > 0
+    except TopicNotFound:
+        return False
+
+
+async def test_a_retry_topic_is_received_from_by_the_group_whose_it_is(tmp_path: Path) -> None:
+    """RocketMQ's retry topic of group G and topic T has the name of the one of a group G_T."""
+    retries = "%RETRY%G_T"
+    async with running_broker(tmp_path) as broker:
+        await sent(broker, 1, b"0")
+        settings = pb.GroupSettings(group="G", mode=pb.CONSUME_MODE_POP, retry_times_max=0)
+        await broker.admin.PutGroup(pb.PutGroupRequest(settings=settings))
+        await broker.commit("G_T", ("T", 0, 0, 0))
+        queue = common.QueueRef(topic="T", queue_id=0)
+        item = pb.SendBackItem(queue=queue, position=common.Position(offset=0), delay_ms=1)
+        await broker.stub.SendBack(pb.SendBackRequest(group="G_T", items=[item]))
+        await until_async(lambda: _has_messages(broker, retries))
+        assert [run.queue.topic for run in await receive_all(broker)] == ["T"]
+        broker.state.apply(GroupDropped("G_T"))  # as RocketMQ leaves the topic
+        [run] = await receive_all(broker, start=pb.RECEIVE_START_LAST)
+        assert (run.queue.topic, _bodies(run)) == (retries, [b"0"])
+        [dead] = await change(broker, later(run.handle, 0, failed=True))
+        assert not isinstance(dead, CometError), dead
+        assert await broker.bodies(DLQ, 0) == [b"0"]
 
 
 async def test_a_call_looks_at_some_queues_and_the_next_one_at_others(

@@ -132,7 +132,7 @@ def to_its_end(
 class StateKeeper:
     """Owns all changes of a writer's :class:`BrokerState`. ``on_topics`` is called after topics
     have changed, before it ``on_drop`` with the name of a deleted topic; ``on_drop_group`` with the
-    name of a deleted group.
+    name of a deleted group; ``on_system_topic`` with the name of a new topic of the broker's own.
     """
 
     def __init__(
@@ -146,6 +146,7 @@ class StateKeeper:
         on_topics: Callable[[], None] = lambda: None,
         on_drop: Callable[[str], None] = lambda _topic: None,
         on_drop_group: Callable[[str], None] = lambda _group: None,
+        on_system_topic: Callable[[str], None] = lambda _topic: None,
     ) -> None:
         self.state = state
         self.delays = delays
@@ -156,6 +157,7 @@ class StateKeeper:
         self._host = host
         self._clock = clock
         self._on_topics = on_topics
+        self._on_system_topic = on_system_topic
         self._on_drop = on_drop
         self._on_drop_group = on_drop_group
         self._one_at_a_time = asyncio.Lock()
@@ -216,6 +218,8 @@ class StateKeeper:
                 put = self.state.plan_topic(config, by_system=by_system)
                 await self._commit(put, *self.state.plan_extras(config), until_s=until_s)
                 self._on_topics()
+                if by_system and before is None:
+                    self._on_system_topic(name)
             return config, before is None
 
     @to_its_end

@@ -89,7 +89,8 @@ class Watch:
         self.sent: dict[QueueKey, tuple[int, int] | None] = {}  # generation, maximum; None: nothing
         self._pending: dict[QueueKey, None] = {}  # in order of the first change
         self._wanted: dict[QueueKey, int] = {}  # so many arrivals go with their messages
-        self._returned: dict[QueueKey, dict[str, None]] = {}  # groups that got messages back
+        # How many messages came back to groups since the arrival before.
+        self._returned: dict[QueueKey, dict[str, int]] = {}
         self._wake = wake
 
     def note(self, key: QueueKey) -> None:
@@ -97,17 +98,19 @@ class Watch:
         self._pending[key] = None
         self._wake()
 
-    def note_returns(self, key: QueueKey, groups: Iterable[str]) -> None:
-        """These groups got messages of the queue back."""
-        self._returned.setdefault(key, {}).update(dict.fromkeys(groups))
+    def note_returns(self, key: QueueKey, counts: Iterable[tuple[str, int]]) -> None:
+        """These groups got so many messages of the queue back."""
+        returned = self._returned.setdefault(key, {})
+        for group, count in counts:
+            returned[group] = returned.get(group, 0) + count
         self.note(key)
 
-    def take_returned(self, key: QueueKey) -> list[str]:
-        """The groups that the queue's next arrival names."""
-        groups = self._returned.pop(key, {})
-        taken = list(itertools.islice(groups, RETURNS_PER_ARRIVAL_MAX))
-        if len(taken) < len(groups):
-            self.note_returns(key, list(groups)[len(taken) :])
+    def take_returned(self, key: QueueKey) -> list[tuple[str, int]]:
+        """The groups that the queue's next arrival names, and how many messages came back."""
+        counts = iter(self._returned.pop(key, {}).items())
+        taken = list(itertools.islice(counts, RETURNS_PER_ARRIVAL_MAX))
+        if left := dict(counts):
+            self.note_returns(key, left.items())
         return taken
 
     def forget(self, key: QueueKey) -> None:
@@ -214,7 +217,7 @@ class Arrivals:
             self._by_queue.setdefault(key, set()).add(watch)
             watch.note(key)
             if groups := self.returns.of_queue(key):
-                watch.note_returns(key, groups)
+                watch.note_returns(key, [(name, one.message_count) for name, one in groups.items()])
 
     def want(self, watch: Watch, keys: Iterable[QueueKey]) -> None:
         """Holds wait at the end of these queues; queues that are not watched do not matter."""
@@ -249,7 +252,7 @@ class Arrivals:
         """
         self.returns.note(key, group, number, count)
         for watch in self._by_queue.get(key, ()):
-            watch.note_returns(key, (group,))
+            watch.note_returns(key, [(group, count)])
 
     def topic_changed(self, topic: str) -> None:
         """The topic's queues may have changed: deleted, or of a new generation."""
@@ -290,7 +293,11 @@ class Arrivals:
 
     def _returns(self, watch: Watch, key: QueueKey) -> tuple[tuple[str, Return], ...]:
         known = self.returns.of_queue(key)
-        return tuple((group, known[group]) for group in watch.take_returned(key) if group in known)
+        return tuple(
+            (group, Return(known[group].number, count))
+            for group, count in watch.take_returned(key)
+            if group in known
+        )
 
     def _inline_messages(
         self, queues: Queues, key: QueueKey, first: int, end: int

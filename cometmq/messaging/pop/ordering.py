@@ -46,6 +46,10 @@ class QueueKeys:
         busy = (lease for lease in queue if lease.visible_ms > now_ms)
         return {self._keys[offset] for lease in busy for offset in _offsets(lease)}
 
+    def open(self, queue: QueueLeases) -> set[bytes]:
+        """Keys of which a message is not done."""
+        return {self._keys[offset] for offset in _open(queue)}
+
     def take_visible(
         self, queue: QueueLeases, now_ms: int, blocked: set[bytes], count: int
     ) -> list[tuple[Lease, list[int]]]:

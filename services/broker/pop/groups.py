@@ -138,6 +138,11 @@ class PopGroups:
         open_max = ORDERED_OPEN_MAX if settings.policy.is_orderly else OPEN_MAX
         return queue.open_count >= open_max
 
+    def system_topic_made(self, topic: str) -> None:
+        """Members that wait do not know a new retry topic of their group."""
+        if topic.startswith(RETRY_PREFIX):
+            self.returns.look_again(topic.removeprefix(RETRY_PREFIX))
+
     def was_reset(self, group: str, keys: Iterable[QueueKey]) -> None:
         """The group goes on elsewhere in these queues."""
         settings = self.keeper.find_group(group)
@@ -178,11 +183,7 @@ class PopGroups:
             SendBackItem(*key, Position(generation, offset), level, tries=tries, delay_ms=delay_ms)
             for offset in offsets
         ]
-        retry_topic, topics = RETRY_PREFIX + group, self.state.topics
-        had_retries = retry_topic in topics
         answers = await self._retries.send_back(group, items)
-        if retry_topic in topics and not had_retries:  # members that wait do not know it
-            self.returns.look_again(group)
         for offset, answer in zip(offsets, answers, strict=True):
             if isinstance(answer, MessageNotFound | StoreDamaged):
                 self.note_lost(group, key, offset, answer)

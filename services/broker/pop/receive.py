@@ -193,8 +193,13 @@ class ReceiveService:
         if retry_topic not in {one.topic for one in wanted_all} and topics.find(retry_topic):
             wanted_all.append(Wanted(retry_topic))
         # Where RocketMQ has put what came again before this store was ours.
+        groups = self._groups.state.groups
         theirs = (f"{retry_topic}_{wanted.topic}" for wanted in ask.wanted)
-        wanted_all += [Wanted(topic) for topic in theirs if topics.find(topic)]
+        wanted_all += [
+            Wanted(topic)
+            for topic in theirs
+            if topics.find(topic) and retry.is_groups_retry_topic(topic, ask.group, groups)
+        ]
         keys: list[tuple[Wanted, QueueKey]] = []
         first_error: CometError | None = None
         for wanted in wanted_all:
@@ -240,7 +245,7 @@ class ReceiveService:
 
     async def _places(self, ask: ReceiveAsk, keys: list[QueueKey]) -> dict[QueueKey, int]:
         settings = self._groups.keeper.group(ask.group)
-        if keys[0][0] == RETRY_PREFIX + ask.group:
+        if retry.is_groups_retry_topic(keys[0][0], ask.group, self._groups.state.groups):
             return {}
         if ask.start.time_ms is not None:
             found = await self._finder.by_time(keys, ask.start.time_ms, Boundary.LOWER)
@@ -258,6 +263,8 @@ class ReceiveService:
 
     async def _from_queue(self, call: _Call, wanted: Wanted, key: QueueKey) -> None:
         group = call.ask.group
+        # Before the queue is looked at: what comes back meanwhile may have been missed.
+        return_number = self._groups.returns.number(group, key)
         queue = self._groups.pops.find(group, key)
         if queue is None:  # reset, or deleted
             self._groups.note_ended(group, key[0])
@@ -269,11 +276,13 @@ class ReceiveService:
             await self._again(call, key, queue)
             if not call.is_full:
                 await self._new(call, wanted, key, queue)
-        self._note_wait(call, key, queue)
+        self._note_wait(call, key, queue, return_number)
 
-    def _note_wait(self, call: _Call, key: QueueKey, queue: QueueLeases) -> None:
+    def _note_wait(
+        self, call: _Call, key: QueueKey, queue: QueueLeases, return_number: int
+    ) -> None:
         """When the member asks this queue again."""
-        group, now_ms = call.ask.group, self._groups.now_ms()
+        now_ms = self._groups.now_ms()
         next_ms = queue.next_return_ms(call.now_ms)
         again_ms = None if next_ms is None else max(next_ms - now_ms, 1)
         if queue.oldest_visible(call.now_ms) is not None:
@@ -287,8 +296,7 @@ class ReceiveService:
         if self._groups.is_full(call.settings, queue):  # what arrives has to wait
             offset = max(offset, self._storage.bounds(key)[1])
         place = Position(self._groups.state.pop_generation(key), offset)
-        number = self._groups.returns.number(group, key)
-        call.answer.positions.append((key, place, number))
+        call.answer.positions.append((key, place, return_number))
 
     async def _again(self, call: _Call, key: QueueKey, queue: QueueLeases) -> None:
         """Messages whose time was over."""
@@ -460,7 +468,8 @@ class ReceiveService:
             answer = await self._scan(call, wanted, key, queue, count, _ORDERED_BYTES)
             if answer is None:
                 return
-            self._split(call, turn, key, queue, blocked, answer)
+            # Some may have been done while it was read.
+            self._split(call, turn, key, queue, turn.keys.open(queue), answer)
         call.answer.has_more = True
 
     async def _learn(self, turn: Turn, key: QueueKey, queue: QueueLeases) -> None:

@@ -183,7 +183,9 @@ class RetryService:
     def _span(self, group: str, item: SendBackItem) -> Span:
         """Where the log has the message that an item names."""
         topic, queue_id = item.topic, item.queue_id
-        is_foreign = topic.startswith(RETRY_PREFIX) and topic != retry.retry_topic(group)
+        groups = self._keeper.state.groups
+        is_own = retry.is_groups_retry_topic(topic, group, groups)
+        is_foreign = topic.startswith(RETRY_PREFIX) and not is_own
         if is_foreign or topic.startswith(DLQ_PREFIX):
             raise NoPermission(f"group {group} cannot send back messages of {topic}")
         state = self._keeper.state

@@ -299,7 +299,7 @@ def test_what_came_back_to_groups_is_told_once_and_to_new_streams() -> None:
     arrivals.came_back(A, "G", 8, 3)
     arrivals.validate()
     assert ring.rings > rings
-    assert told_returns(arrivals, watch, shelf) == [("G", 8, 3), ("H", 6, 1)]
+    assert told_returns(arrivals, watch, shelf) == [("G", 8, 5), ("H", 6, 1)], "both of G's"
     assert told_returns(arrivals, watch, shelf) == []
     shelf.states[A].codes.append(1)
     arrivals.advanced([(A, 1)])
