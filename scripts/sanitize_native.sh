@@ -23,9 +23,11 @@ build -fsanitize=address,undefined -fno-sanitize-recover=undefined
 # CPython frees little at its end; its own allocator would hide where a buffer ends.
 export ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc TEST_PROFILE=ci
 LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)" \
-    "$python" -m pytest -q -p no:cacheprovider --timeout 600 -k "native or levels or sent or received" \
+    "$python" -m pytest -q -p no:cacheprovider --timeout 600 \
+    -k "native or levels or sent or received or pack or sql" \
     tests/unit/native tests/unit/format tests/format tests/unit/messaging/test_pull.py tests/unit/store/log/test_levels.py \
-    tests/unit/client/sending/test_encoder.py tests/unit/client/sending/test_batcher.py tests/unit/client/test_received.py
+    tests/unit/client/sending/test_encoder.py tests/unit/client/sending/test_batcher.py tests/unit/client/test_received.py \
+    tests/unit/client/tracing/test_pack.py tests/unit/filters/test_sql.py tests/unit/store/timers/test_index.py
 
 thread="$(gcc -print-file-name=libtsan.so)"
 test -e "$thread" || { echo "left out: gcc's thread sanitizer is missing"; exit 0; }

@@ -474,7 +474,7 @@ static PyObject *pack_choose(PyObject *object, PyObject *arguments)
         PyObject *message = PySequence_GetItem(messages, at);
         if (message == NULL) {
             became = FAILED;
-        } else if (!is_received(message)) {
+        } else if (!is_received(message) || received_queue(message) == NULL) {
             became = UNKNOWN;
         } else {
             if (received_queue(message) != queue) {

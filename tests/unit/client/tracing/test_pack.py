@@ -296,3 +296,14 @@ def test_a_pack_of_the_extension_refuses_what_is_out_of_range() -> None:
     with pytest.raises(TypeError):
         one.choose(7, 0, 1, "T", [])  # type: ignore[arg-type]
     assert one.take() == (b"", b"")
+
+
+@pytest.mark.usefixtures("implementation")
+def test_a_listener_may_delete_the_queue_of_a_message_that_comes_again() -> None:
+    queue = QueueRef("T", 0, "g")
+    whole, hurt = (ReceivedMessage(record_of(b"UNIQ_KEY\x017\x02", b"."), queue) for _ in range(2))
+    del hurt.queue
+    packer = Packer(TRACE_TOPIC, Sampling(1), ROOM)
+    for messages in ([hurt], [whole, hurt]):
+        with pytest.raises(AttributeError):
+            packer.choose(messages)
