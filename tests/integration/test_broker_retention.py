@@ -280,3 +280,32 @@ async def test_open_half_messages_are_given_up_before_their_log_goes(tmp_path: P
         resumed = await broker.admin.ResumeChecks(pb.ResumeChecksRequest(offsets=[0, 1, 2]))
         assert not any(one.HasField("error") for one in resumed.results)
         assert len(broker.state.halves) == 4
+
+
+async def test_what_waits_in_old_files_moves_in_batches_that_fit_a_file(tmp_path: Path) -> None:
+    """All of it together is several files."""
+    clock = LaterClock()
+    count = 3 * FILE_BYTES // len(BODY)
+    ways = ({"delay_ms": 3 * HOUR_MS}, {"producer_group": "P"})
+    async with running_broker(tmp_path, clock=clock, **OPTIONS) as broker:
+        await broker.put_topic("T", 1)
+        for way in ways:
+            waiting = pb.OutgoingMessage(topic="T", queue_id=0, body=BODY, **way)
+            for _ in range(count):
+                await broker.stub.Send(pb.SendRequest(messages=[waiting]))
+        await fill(broker, 8)
+        clock.later_ms = 2 * HOUR_MS
+        await fill(broker, 8)
+        assert (await clean(broker)).log_min_offset > 2 * count * len(BODY)
+        assert await broker.bodies("TRANS_CHECK_MAX_TIME_TOPIC", 0) == [BODY] * count
+        offsets = range(count)
+        resumed = await broker.admin.ResumeChecks(pb.ResumeChecksRequest(offsets=offsets))
+        assert not any(one.HasField("error") for one in resumed.results)
+        assert len(broker.state.halves) == count
+    clock.later_ms = 4 * HOUR_MS
+    async with running_broker(tmp_path, clock=clock, **OPTIONS) as broker:
+        await until_async(lambda: shows_until(broker, "T", 16 + count))
+
+
+async def shows_until(broker: LiveBroker, topic: str, offset: int) -> bool:
+    return (await broker.status(topic, 0)).max_offset == offset

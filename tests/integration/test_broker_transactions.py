@@ -103,6 +103,22 @@ async def test_what_is_committed_is_seen_once_and_nothing_else(tmp_path: Path) -
         assert await broker.bodies("T", 0) == [b"c", b"b", b"d"]
 
 
+@pytest.mark.parametrize("together", [True, False])
+async def test_halves_that_fill_several_log_files_end_at_once(
+    tmp_path: Path, together: bool
+) -> None:
+    body, count = b"." * 10_000, 20
+    async with running_broker(tmp_path, mapped_file_size_commit_log=64 * 1024) as broker:
+        await broker.put_topic("T", 1)
+        sent = [half for _ in range(count) for half in await send_halves(broker, body)]
+        ends = [(half, COMMIT) for half in sent]
+        if not together:  # one that has ended: each needs a look
+            await end(broker, ends[0])
+        answers = await end(broker, *ends)
+        assert [one[0] for one in answers if isinstance(one, tuple)] == [*range(count)]
+        assert await broker.bodies("T", 0) == [body] * count
+
+
 async def _answers(broker: BrokerClient, wanted: Any, answer: object) -> bool:
     return await end(broker, wanted) == [answer]
 

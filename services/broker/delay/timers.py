@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from cometmq.clock import Clock
@@ -442,7 +442,10 @@ class TimerService:
         )
         old = [one for one in waiting if one.offset < stop][: self._delivery.turn_count]
         if old:
-            await self._store_again(old)
+            spans = await self._spans(old)
+            sizes = (spans[timer][1] if timer in spans else 0 for timer in old)
+            old = old[: self._delivery.fitting(sizes)]
+            await self._store_again({timer: spans[timer] for timer in old if timer in spans})
         rest = waiting[len(old) :]
         reached = rest[0].offset if rest else first + len(units) // queueunit.UNIT_BYTES
         self.table.rolled_to(min(reached, self.table.mark.arrivals))
@@ -450,8 +453,7 @@ class TimerService:
             return rest[0].offset < stop
         return first < self.table.rolled < end
 
-    async def _store_again(self, old: Sequence[Timer]) -> None:
-        spans = await self._spans(old)
+    async def _store_again(self, spans: Mapping[Timer, Span]) -> None:
         found = await read_each(self._storage.store, list(spans.values())) if spans else []
         relayed: list[Relayed] = []
         for (timer, span), one in zip(spans.items(), found, strict=True):

@@ -158,6 +158,8 @@ class TransactionService:
         self._finder = finder
         self._metrics = metrics
         self._clock = clock
+        # A batch lies in one log file.
+        self.slice_bytes_max = min(SLICE_BYTES_MAX, storage.store.log_file_bytes // 4)
         self.rules = rules
         self.table = keeper.state.halves
         self.board = CheckBoard(self.table, rules)
@@ -176,7 +178,7 @@ class TransactionService:
         call = _Call(group, ends)
         end_offset = await self._end_together(call)
         spans = await self._open_spans(call) if len(call.answers) < len(ends) else {}
-        for some in _parts(spans):
+        for some in _parts(spans, self.slice_bytes_max):
             end_offset = max(end_offset, await self._end_some(call, some))
         if call.has_earlier:
             end_offset = self._storage.store.appended_offset
@@ -217,7 +219,7 @@ class TransactionService:
         columns = _Columns(offsets, log_offsets, ids, list(resolutions))
         spans = self._spans(call.group, columns)
         end_offset = 0
-        for part in slices(spans, RUN_MAX, SLICE_BYTES_MAX):
+        for part in slices(spans, RUN_MAX, self.slice_bytes_max):
             found = await read_joined(self._storage.store, spans[part])
             if found is None:
                 break
@@ -523,7 +525,7 @@ class TransactionService:
         named = dict.fromkeys(offsets)
         open_ones = [(offset, half) for offset in named if (half := self.table.find(offset))]
         spans: list[Span] = [half[:2] for _, half in open_ones]
-        for part in slices(spans, SLICE_MAX, SLICE_BYTES_MAX):
+        for part in slices(spans, SLICE_MAX, self.slice_bytes_max):
             found = await read_each(self._storage.store, spans[part])
             while not self._keeper.has_topic(GIVEN_UP_TOPIC):
                 await self._keeper.create_system_topic(GIVEN_UP_TOPIC, 1)
@@ -573,10 +575,10 @@ class TransactionService:
             await self.give_up(offsets, "the log is cleaned")
 
 
-def _parts(spans: Mapping[int, Span]) -> Iterator[dict[int, Span]]:
+def _parts(spans: Mapping[int, Span], bytes_max: int) -> Iterator[dict[int, Span]]:
     """In their order, what may be appended at once."""
     numbers = list(spans)
-    for part in slices(list(spans.values()), SLICE_MAX, SLICE_BYTES_MAX):
+    for part in slices(list(spans.values()), SLICE_MAX, bytes_max):
         yield {number: spans[number] for number in numbers[part]}
 
 

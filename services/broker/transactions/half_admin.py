@@ -156,7 +156,8 @@ class HalfAdmin:
             except CometError as error:
                 answers[offset] = error
         named, end = list(spans), 0
-        for part in slices(list(spans.values()), SLICE_MAX, SLICE_BYTES_MAX):
+        bytes_max = self._service.slice_bytes_max
+        for part in slices(list(spans.values()), SLICE_MAX, bytes_max):
             some = named[part]
             found = await read_each(self._storage.store, [spans[offset] for offset in some])
             end = max(end, self._open_again(dict(zip(some, found, strict=True)), answers))
