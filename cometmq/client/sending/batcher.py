@@ -59,8 +59,7 @@ class Buffer:
         self.limit = bytes_max  # of `used`; 0 while there are as many messages as there may be
         self.room = asyncio.Event()  # not set while senders have to wait
         self.room.set()
-        # The open runs, by topic: messages may go there without another look. A run that has ended
-        # may still be here; it takes none.
+        # The open runs, by topic: messages may go there without another look.
         self.runs: dict[str, OpenRun] = {}
         # The same of halves, by topic and form, with the run's broker group.
         self.half_runs: dict[tuple[str, HalfForm], tuple[OpenRun, str]] = {}
@@ -69,6 +68,14 @@ class Buffer:
         """Messages need another look."""
         self.runs.clear()
         self.half_runs.clear()
+
+    def run_ended(self, run: OpenRun, topic: str, half: HalfForm | None) -> None:
+        """It would keep the bytes of its batch."""
+        if half is None:
+            if self.runs.get(topic) is run:
+                del self.runs[topic]
+        elif self.half_runs.get((topic, half), (None,))[0] is run:
+            del self.half_runs[topic, half]
 
     def closed(self, size: int, count: int) -> None:
         """A batch of so many bytes and messages takes no more."""
@@ -169,9 +176,9 @@ class Batcher:
         self._now_ms = 0  # when the turn's first message was put
         self.encoder: RecordEncoder | None = None  # None until a stream was opened
         self.open: Batch | None = None
-        # What the open batch's last segment is written by now, and for which messages of it; else
-        # None. Nothing else may touch the batch before the run has ended.
-        self._run: tuple[OpenRun, MessageRange] | None = None
+        # What the open batch's last segment is written by now, for which messages of it, and their
+        # topic and form; else None. Nothing else may touch the batch before the run has ended.
+        self._run: tuple[OpenRun, MessageRange, str, HalfForm | None] | None = None
         self._slot: Slot | None = None  # of the message that was put last
 
     def take_opened(self, opened: broker_pb2.SendStreamOpened) -> bool:
@@ -345,19 +352,20 @@ class Batcher:
         )
         messages = MessageRange(each, 0, 0)
         batch.waiters.append(messages)
-        self._run = run, messages
-        if slot.stored.half is None:
+        half = slot.stored.half
+        self._run = run, messages, form.topic, half
+        if half is None:
             self._buffer.runs[form.topic] = run
         else:
-            key = form.topic, slot.stored.half
-            self._buffer.half_runs[key] = run, slot.queue.broker_group
+            self._buffer.half_runs[form.topic, half] = run, slot.queue.broker_group
 
     def end_run(self) -> None:
         """The open batch and the encoder are as if its messages had come by :meth:`put`."""
         if self._run is None:
             return
-        run, messages = self._run
+        run, messages, topic, half = self._run
         self._run = None
+        self._buffer.run_ended(run, topic, half)
         batch, encoder = self.open, self.encoder
         assert batch is not None
         assert batch.last is not None

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +16,7 @@ from cometmq.client.sending.batcher import Batcher, Buffer, Slot
 from cometmq.client.sending.send_many import MessageRange, SendMany
 from cometmq.clock import SystemClock
 from cometmq.errors import BodyTooLarge, CometError, PropertiesInvalid
+from cometmq.format.halves import HalfForm
 from cometmq.format.ids import UNIQUE_ID_COUNTER_MAX
 from cometmq.format.record import decode_all
 from cometmq.model import Message, QueueRef
@@ -410,3 +413,32 @@ async def test_a_run_begins_only_where_messages_come_together() -> None:
     await asyncio.sleep(0)
     made.batcher.begin_run()
     assert not made.buffer.runs, "the clock is looked at in each turn"
+
+
+@pytest.mark.parametrize("half", [None, HalfForm("P")])
+async def test_nothing_is_kept_of_a_topic_whose_batches_are_closed(half: HalfForm | None) -> None:
+    made = Collected(compress_above_bytes=HUGE, batch_bytes_max=HUGE)
+    size_bytes = 100_000
+
+    def send(topic: str) -> None:
+        slot = made.slot(topic=topic)
+        if half is not None:
+            slot = slot.of_half(half)
+            assert made.batcher.ready(slot)
+        made.put(slot, bytes(size_bytes), b"")
+        made.batcher.begin_run()
+        made.batcher.close()
+        batch = made.closed.pop()
+        made.buffer.release(batch.size, batch.count)
+
+    send("T")
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for number in range(20):
+            send(f"T{number}")
+        gc.collect()
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < 5 * size_bytes
