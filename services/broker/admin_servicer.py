@@ -68,9 +68,9 @@ def _delayed_proto(one: DelayedMessage) -> broker_pb2.DelayedMessage:
         place=_place_proto(one.timer),
         queue=convert.queue_proto(one.topic, one.queue_id),
         message_id=one.message_id,
-        unique_id=one.record.unique_id,
-        store_time_ms=one.record.store_time_ms,
-        size_bytes=one.record.size,
+        unique_id=one.unique_id,
+        store_time_ms=one.store_time_ms,
+        size_bytes=one.size_bytes,
         recall_handle=one.recall_handle,
     )
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -200,6 +201,35 @@ async def test_what_waits_is_listed_by_topic_and_time(tmp_path: Path) -> None:
         assert [*page.messages, *rest.messages] == list(found.messages)
         assert not rest.HasField("next")
         assert await recalled(broker, found.messages[0].recall_handle) == [True]
+
+
+async def test_what_is_listed_or_dropped_is_read_piece_by_piece(tmp_path: Path) -> None:
+    body, count = bytes(400_000), 40
+    async with running_broker(tmp_path, mapped_file_size_commit_log=1 << 25) as broker:
+        await broker.put_topic("T", 1)
+        timer = pb.OutgoingMessage(topic="T", body=body, delay_ms=HOUR_MS)
+        half = pb.OutgoingMessage(topic="T", body=body, producer_group="P")
+        for _ in range(count):
+            await broker.stub.Send(pb.SendRequest(messages=[timer]))
+            await broker.stub.Send(pb.SendRequest(messages=[half]))
+
+        async def listed() -> bool:
+            request = pb.ListDelayedRequest(count_max=1_000)
+            return len((await broker.admin.ListDelayed(request)).messages) == count
+
+        async def dropped() -> bool:
+            request = pb.DropHalvesRequest(half_offsets=range(count))
+            return len((await broker.admin.DropHalves(request)).results) == count
+
+        await until_async(listed)
+        for work in (listed, dropped):
+            tracemalloc.start()
+            try:
+                assert await work()
+                _, most_bytes = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+            assert most_bytes < 10 * len(body), work
 
 
 async def test_a_fail_over_brings_no_recalled_message_back_and_loses_none(tmp_path: Path) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 from cometmq.errors import MessageNotFound, StoreDamaged
 from cometmq.format import delayed, ids, timers
 from cometmq.format.record import Record
 from cometmq.format.timers import TIMER_QUEUE
-from cometmq.member.read.records import read_each, span_of
+from cometmq.member.read.records import read_each, slices, span_of
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging.timers import Timer
 from cometmq.store.log.commitlog import Span
-from services.broker.delay.recalls import RecallService
+from services.broker.delay.recalls import READ_BYTES_MAX, RecallService
 from services.broker.delay.timers import TimerService
 
 PAGE_MAX = 1_000
@@ -34,8 +35,10 @@ class DelayedMessage(NamedTuple):
     timer: Timer
     topic: str
     queue_id: int
-    record: Record
     message_id: str
+    unique_id: str
+    store_time_ms: int
+    size_bytes: int
     recall_handle: str
 
 
@@ -72,7 +75,7 @@ class DelayedList:
         first_ms = max(wanted.first_ms, wanted.after.due_ms if wanted.after else 0)
         found = await self._timers.between(first_ms, wanted.last_ms, PAGE_MAX, wanted.after)
         messages: list[DelayedMessage] = []
-        for timer, message in await self._records(found):
+        async for timer, message in self._records(found):
             target = delayed.target_of(message.raw_properties)
             is_tombstone = bool(timers.recalls(message.raw_properties))
             if target is None or is_tombstone or wanted.topic not in ("", target[0]):
@@ -86,9 +89,18 @@ class DelayedList:
         topic, queue_id = target
         handle = self._recalls.handle(topic, timer.offset, timer.due_ms, message.unique_id)
         message_id = ids.message_id(self._broker_group, message.log_offset)
-        return DelayedMessage(timer, topic, queue_id, message, message_id, handle)
+        return DelayedMessage(
+            timer,
+            topic,
+            queue_id,
+            message_id,
+            message.unique_id,
+            message.store_time_ms,
+            message.size,
+            handle,
+        )
 
-    async def _records(self, found: list[Timer]) -> list[tuple[Timer, Record]]:
+    async def _records(self, found: list[Timer]) -> AsyncIterator[tuple[Timer, Record]]:
         """Those that are there and not damaged."""
         spans: dict[Timer, Span] = {}
         for timer in found:
@@ -96,9 +108,9 @@ class DelayedList:
                 spans[timer] = span_of(self._storage, TIMER_QUEUE, timer.offset)
             except (MessageNotFound, StoreDamaged):
                 continue
-        records = await read_each(self._storage.store, list(spans.values())) if spans else []
-        return [
-            (timer, one)
-            for timer, one in zip(spans, records, strict=True)
-            if isinstance(one, Record)
-        ]
+        named, places = list(spans), list(spans.values())
+        for part in slices(places, PAGE_MAX, READ_BYTES_MAX):
+            records = await read_each(self._storage.store, places[part])
+            for timer, one in zip(named[part], records, strict=True):
+                if isinstance(one, Record):
+                    yield timer, one

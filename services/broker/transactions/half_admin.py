@@ -111,17 +111,16 @@ class HalfAdmin:
         ends: dict[str, list[End]] = {}  # by producer group
         opened = {offset: half for offset in offsets if (half := self._table.find(offset))}
         spans: list[Span] = [half[:2] for half in opened.values()]
-        found: list[Record | CometError] = []
         for part in slices(spans, SLICE_MAX, SLICE_BYTES_MAX):
-            found += await read_each(self._storage.store, spans[part])
-        for (offset, half), one in zip(opened.items(), found, strict=True):
-            its = halves.read(one.raw_properties) if isinstance(one, Record) else None
-            if its is None:  # nobody can read it
-                await self._service.give_up([offset], "it is dropped")
-                answers[offset] = None
-                continue
-            end = End(HalfName(offset, half[0], its.unique_id), Resolution.ROLLBACK)
-            ends.setdefault(half[2], []).append(end)
+            found = await read_each(self._storage.store, spans[part])
+            for (offset, half), one in zip([*opened.items()][part], found, strict=True):
+                its = halves.read(one.raw_properties) if isinstance(one, Record) else None
+                if its is None:  # nobody can read it
+                    await self._service.give_up([offset], "it is dropped")
+                    answers[offset] = None
+                    continue
+                end = End(HalfName(offset, half[0], its.unique_id), Resolution.ROLLBACK)
+                ends.setdefault(half[2], []).append(end)
         for group, wanted in ends.items():
             became = await self._service.decide(group, wanted)
             for end, answer in zip(wanted, became, strict=True):
