@@ -128,8 +128,8 @@ async def describe_clients(
 ) -> list[ClientDescriptionView]:
     """What clients of this name say of themselves: the members of each group, or of one, and the
     producer. Each is asked once, through one broker group that it is connected to; it has
-    ``timeout_ms``, 0 = 10 s. Raises InvalidRequest, ClientNotFound, and what DescribeClient raises
-    when none answers.
+    ``timeout_ms``, 0 = 10 s. Raises InvalidRequest, ClientNotFound, what DescribeClient raises of
+    one of them, and QuestionUnsupported when none of them can be asked.
     """
     request = broker_pb2.DescribeClientRequest(
         client_id=client_id, with_stacks=with_stacks, timeout_ms=timeout_ms

@@ -50,13 +50,15 @@ class ReviveLog:
             key = _Key(_text(found, "c"), queue, _int(found, "so"), _int(found, "pt"))
             if tag == CHECKPOINT:
                 visible_ms = key.popped_ms + _int(found, "it")
+                if not 0 <= visible_ms < 2**63:
+                    raise ValueError("its time cannot be")
                 self._checkpoints[key] = _Checkpoint(_offsets(found, key.start), visible_ms)
             elif tag in (ACK, BATCH_ACK):
                 acked = [found["ao"]] if tag == ACK else found["aol"]
                 self._acked.setdefault(key, set()).update(map(int, acked))
             else:
                 return False
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return False
         return True
 

@@ -72,6 +72,11 @@ def test_more_time_is_a_new_checkpoint_and_an_acknowledgement() -> None:
         message(ACK),
         message(ACK, ao=None),
         message(BATCH_ACK, aol=3),
+        message(ACK, ao=float("inf")),
+        (ACK, b"[" * 100_000),
+        message(CHECKPOINT, it=1, n=1, bm=0, d=[float("inf")]),
+        message(CHECKPOINT, it=2**63 - 1, n=1, bm=0),
+        message(CHECKPOINT, it=-2_000, n=1, bm=0),
     ],
 )
 def test_what_does_not_read_is_passed_over(wrong: tuple[str, bytes]) -> None:
