@@ -203,14 +203,16 @@ async def test_what_waits_is_listed_by_topic_and_time(tmp_path: Path) -> None:
         assert await recalled(broker, found.messages[0].recall_handle) == [True]
 
 
-async def test_what_is_listed_or_dropped_is_read_piece_by_piece(tmp_path: Path) -> None:
+async def test_what_is_listed_dropped_or_recalled_is_read_piece_by_piece(tmp_path: Path) -> None:
     body, count = bytes(400_000), 40
     async with running_broker(tmp_path, mapped_file_size_commit_log=1 << 25) as broker:
         await broker.put_topic("T", 1)
         timer = pb.OutgoingMessage(topic="T", body=body, delay_ms=HOUR_MS)
         half = pb.OutgoingMessage(topic="T", body=body, producer_group="P")
+        handles: list[str] = []
         for _ in range(count):
-            await broker.stub.Send(pb.SendRequest(messages=[timer]))
+            [one] = (await broker.stub.Send(pb.SendRequest(messages=[timer]))).sent
+            handles.append(one.recall_handle)
             await broker.stub.Send(pb.SendRequest(messages=[half]))
 
         async def listed() -> bool:
@@ -221,8 +223,11 @@ async def test_what_is_listed_or_dropped_is_read_piece_by_piece(tmp_path: Path) 
             request = pb.DropHalvesRequest(half_offsets=range(count))
             return len((await broker.admin.DropHalves(request)).results) == count
 
+        async def are_recalled() -> bool:
+            return await recalled(broker, *handles) == [True] * count
+
         await until_async(listed)
-        for work in (listed, dropped):
+        for work in (listed, dropped, are_recalled):
             tracemalloc.start()
             try:
                 assert await work()

@@ -218,7 +218,7 @@ class RecallService:
         found: list[Record] = []
         for part in slices(spans, SAME_TIME_MAX, READ_BYTES_MAX):
             read = await read_each(self._storage.store, spans[part])
-            found += [one for one in read if isinstance(one, Record)]
+            found += [_without_body(one) for one in read if isinstance(one, Record)]
         return found
 
     async def _read(self, timer: Timer) -> Record | None:
@@ -230,10 +230,15 @@ class RecallService:
         unit = await self._units(timer.offset, 1)
         log_offset, size, _ = queueunit.unit_at(unit, 0)
         [found] = await read_each(store, [(log_offset, size)])
-        return found if isinstance(found, Record) else None
+        return _without_body(found) if isinstance(found, Record) else None
 
     async def _units(self, offset: int, count: int) -> bytes:
         return await asyncio.to_thread(self._storage.store.read_units, *TIMER_QUEUE, offset, count)
+
+
+def _without_body(found: Record) -> Record:
+    """A call keeps a thousand of them."""
+    return found._replace(body=b"")
 
 
 def _is_meant(found: Record, handle: Handle) -> bool:
