@@ -45,6 +45,7 @@ FOREIGN = {"kube_cronjob_status_last_successful_time", "kube_cronjob_spec_suspen
 # A group that reads nothing is part of the scene; how full or busy this machine is, is not ours.
 EXPECTED_ALERTS = {
     "CometMQConsumerFallingBehind",
+    "CometMQDeadLetters",
     "CometMQDiskFillingUp",
     "CometMQDiskNearlyFull",
     "CometMQEventLoopStalls",

@@ -101,7 +101,7 @@ class SendReceipts(Sequence[SendReceipt]):
         if errors:
             raise errors[min(errors)]
 
-    def pieces(self) -> Iterator[tuple[StoredRun, int, int]]:
+    def _pieces(self) -> Iterator[tuple[StoredRun, int, int]]:
         """Where the messages are that were stored: a run, the index of the first one there, and how
         many of them follow each other.
         """

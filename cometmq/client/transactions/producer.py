@@ -136,7 +136,7 @@ class Transaction:
         self._count += len(some)
         try:
             receipts = await (await self._producer._send_halves(some, self))
-            pieces = [Halves(*piece) for piece in receipts.pieces()]
+            pieces = [Halves(*piece) for piece in receipts._pieces()]
             self._sent += pieces  # also beside a failed one: they are rolled back
             self._sent_count += sum([piece.size for piece in pieces])
             receipts.raise_first_error()

@@ -8,6 +8,7 @@ asked anew for each request.
 from __future__ import annotations
 
 import importlib
+import math
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -26,13 +27,14 @@ Change = Callable[[Any], None]  # of the message that has the field
 _MANY = 5_000  # above every limit of a list that has one, but for those of watches
 _F = FieldDescriptor
 _TEXTS = ("", "x" * 70_000, "a\nb", "\0", "日本", "%s{0}")
-_NUMBERS: dict[int, tuple[int, ...]] = {
+_NUMBERS: dict[int, tuple[float, ...]] = {
     _F.CPPTYPE_INT32: (0, -1, 1, 2**31 - 1, -(2**31)),
     _F.CPPTYPE_INT64: (0, -1, 1, 2**31, 2**63 - 1, -(2**63)),
     _F.CPPTYPE_UINT32: (0, 1, 2**31, 2**32 - 1),
     _F.CPPTYPE_UINT64: (0, 1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1),
     _F.CPPTYPE_ENUM: (0, 1, 2, 3, 99, -1, 2**31 - 1),
     _F.CPPTYPE_BOOL: (0, 1),
+    _F.CPPTYPE_DOUBLE: (0.0, -1.0, 1e308, math.inf, -math.inf, math.nan),
 }
 
 
@@ -121,6 +123,8 @@ def _fill(field: FieldDescriptor, pairs: Mapping[str, str], parent: Any) -> None
 
 def _repeat(field: FieldDescriptor, count: int, parent: Any) -> None:
     values = getattr(parent, field.name)
+    if not values:  # of numbers, usually empty
+        values.append(1)
     values.extend([values[0]] * (count - 1))
 
 
