@@ -58,6 +58,22 @@ async def prepare(broker: BrokerClient, *bodies: bytes) -> None:
     await broker.commit("G", ("T", 0, 0, 0))  # makes the group
 
 
+async def test_what_is_sent_back_fits_a_log_file(tmp_path: Path) -> None:
+    count = 20
+    async with running_broker(tmp_path, mapped_file_size_commit_log=64 * 1024) as broker:
+        await broker.put_topic("T", 1)
+        for _ in range(count):
+            await broker.send("T", 0, b"." * 10_000)
+        assert len(await broker.read_queue("T", 0)) == count
+        await broker.commit("G", ("T", 0, 0, 0))
+        assert await send_back(broker, *map(item, range(count))) == [3] * count
+        places = [pb.ResendItem(position=item(offset).position) for offset in range(count)]
+        request = pb.ResendMessagesRequest(topic="T", items=places)
+        resent = await broker.admin.ResendMessages(request)
+        assert not any(one.HasField("error") for one in resent.results)
+        assert len(await broker.read_queue("T", 0)) == 2 * count
+
+
 async def ends(broker: BrokerClient, topic: str, count: int) -> bool:
     return (await broker.status(topic, 0)).max_offset == count
 

@@ -59,6 +59,8 @@ class Resender:
         self._storage = storage
         self._keeper = keeper
         self._relays = relays
+        # A batch lies in one log file.
+        self._slice_bytes_max = min(SLICE_BYTES_MAX, storage.store.log_file_bytes // 4)
 
     async def resend(
         self, topic: str, group: str, items: Sequence[ResendItem], asked: Asked
@@ -115,7 +117,7 @@ class Resender:
                 answers[place] = error
         end, sent = 0, 0
         spans = [span for _, span in found]
-        for part in slices(spans, ITEMS_MAX, SLICE_BYTES_MAX):
+        for part in slices(spans, ITEMS_MAX, self._slice_bytes_max):
             records = await read_each(self._storage.store, spans[part])
             some = [place for place, _ in found[part]]
             self._check_there(topic, group, to)  # still, after we read

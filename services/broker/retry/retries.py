@@ -77,6 +77,8 @@ class RetryService:
         self._keeper = keeper
         self._relays = relays
         self._metrics = metrics
+        # A batch lies in one log file.
+        self._slice_bytes_max = min(SLICE_BYTES_MAX, storage.store.log_file_bytes // 4)
         # What earlier writers stored lies below; it may not be as safe as it is to be.
         self._opened_end = storage.store.appended_offset
 
@@ -92,7 +94,7 @@ class RetryService:
         end = 0  # of the log, behind all that was taken
         spans = [self._found(group, item) for item in items]
         sizes = [None if isinstance(span, CometError) else span for span in spans]
-        for part in slices(sizes, SLICE_MAX, SLICE_BYTES_MAX):
+        for part in slices(sizes, SLICE_MAX, self._slice_bytes_max):
             found = await self._originals(spans[part])
             made = [
                 self._made(settings, item, original, told)
