@@ -351,6 +351,36 @@ async def test_an_attempt_that_comes_again_gets_the_same(tmp_path: Path) -> None
         assert {run.attempt for run in again.runs} == {2} or len(first.runs) == 1
 
 
+async def test_what_a_call_got_before_it_was_cancelled_is_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its messages were nobody's until their time was over."""
+    waiting, ended = asyncio.Event(), asyncio.Event()
+    from_queue = receive.ReceiveService._from_queue
+
+    async def waits_at_the_second(service: Any, call: Any, *where: Any) -> None:
+        if call.given:
+            waiting.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+        await from_queue(service, call, *where)
+
+    async with running_broker(tmp_path) as broker:
+        await sent(broker, 2, *numbers(0, 20))
+        with monkeypatch.context() as patch:
+            patch.setattr(receive.ReceiveService, "_from_queue", waits_at_the_second)
+            call = asyncio.create_task(receive_from(broker, max_count=20, attempt_id="a"))
+            await waiting.wait()
+            call.cancel()
+            await ended.wait()
+        first = await receive_from(broker, max_count=20, attempt_id="a")
+        second = await receive_from(broker, max_count=20)
+        assert len(bodies(first)) == 10
+        assert sorted(bodies(first) + bodies(second)) == sorted(numbers(0, 20))
+
+
 async def send_keys(broker: BrokerClient, keys: Sequence[str]) -> None:
     await broker.put_topic("T", 1)
     for number, key in enumerate(keys):

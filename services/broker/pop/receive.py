@@ -140,18 +140,24 @@ class ReceiveService:
         self._groups.pops.check_room()
         call = _Call(ask, settings, self._groups.now_ms(), room)
         if ask.attempt_id and await self._repeated(call):
+            await self._written()
             return call.answer
         keys = await self._keys(ask)
-        await self._fill(call, keys)
-        if self._groups.pops.has_unwritten:
-            await self._groups.keeper.pops_written()
-        if ask.attempt_id and call.given:
-            self._keep(ask, call.given)
+        try:
+            await self._fill(call, keys)
+        finally:  # a member that did not wait for the answer asks again
+            if ask.attempt_id and call.given:
+                self._keep(ask, call.given)
+        await self._written()
         if len(keys) == QUEUES_PER_CALL_MAX:  # there may be something in others
             call.answer.again_ms = min(call.answer.again_ms or AGAIN_MS, AGAIN_MS)
         if call.answer.runs or call.answer.has_more:
             call.answer.positions = []
         return call.answer
+
+    async def _written(self) -> None:
+        if self._groups.pops.has_unwritten:
+            await self._groups.keeper.pops_written()
 
     async def _fill(self, call: _Call, keys: list[tuple[Wanted, QueueKey]]) -> None:
         """From these queues, until the call's limits are reached. A queue that fails keeps nobody
