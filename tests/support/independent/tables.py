@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import struct
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -115,6 +117,24 @@ EXPORTS: Mapping[str, tuple[str, Callable[[State], Json]]] = {
 }
 
 
+TIMER_CHECK = struct.Struct(">qqqqqqq8sI")  # docs/format/timers.md
+TIMER_CHECK_BYTES = 4096
+TIMER_UNIT_BYTES = 52
+
+
+def expect_timer_check(path: Path) -> None:
+    """What RocketMQ goes on from, as a writer of ours leaves it."""
+    content = path.read_bytes()
+    expect(len(content) == TIMER_CHECK_BYTES, path, f"has {len(content)} bytes")
+    time_ms, log, offset, master, *_, mark, crc = TIMER_CHECK.unpack_from(content)
+    expect(time_ms > 0 and time_ms % 1000 == 0, path, f"{time_ms} is no second")
+    expect(log >= 0 and log % TIMER_UNIT_BYTES == 0, path, f"a list of {log} bytes")
+    expect(offset == master >= 0, path, f"offset {offset}, at the master {master}")
+    expect(mark == b"cometmq\0", path, f"the mark {mark!r}")
+    expect(crc == zlib.crc32(content[:56]), path, "another CRC")
+    expect(not any(content[TIMER_CHECK.size :]), path, "more behind the CRC")
+
+
 class Tables:
     """``config/*.json``, those that are there; beside each what it was before, as ``.bak``."""
 
@@ -128,6 +148,8 @@ class Tables:
                 self.files[path.name] = self._export(path)
             elif path.name.removesuffix(".bak") in EXPORTS:
                 expect(path.with_suffix("").exists(), path, "the elder of no file")
+            elif path.name.removesuffix(".bak") == "timercheck" and not log.foreign:
+                expect_timer_check(path)
             else:  # RocketMQ has more tables, and they stay
                 expect(bool(log.foreign), path, "a name that does not belong here")
 
