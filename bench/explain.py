@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bench.standstills import Standstill
+from bench.standstills import Standstill, overlap_ns
 from cometmq.flight_recorder import Entry, Stage, queue_end
 
 CAUSE_MS_MIN = 2.0
@@ -96,18 +96,14 @@ class Trace:
             for entry in self._of(longest.process)
             if entry.stage not in _MESSAGE_STAGES
             and entry.duration_ns >= CAUSE_MS_MIN * 1e6
-            and entry.begin_ns < longest.end_ns
-            and entry.end_ns > longest.begin_ns
+            and overlap_ns(entry, longest) > 0
         ]
         # What lies within a turn says more than the turn, if it is most of it.
         most_ns = max((entry.duration_ns for entry in causes), default=0) / 2
         causes.sort(
             key=lambda e: (e.stage in _OUTER_STAGES or e.duration_ns < most_ns, -e.duration_ns)
         )
-        stood_ns = max(
-            (min(s.end_ns, longest.end_ns) - max(s.begin_ns, longest.begin_ns))
-            for s in (*self._standstills, Standstill(longest.begin_ns, longest.begin_ns))
-        )
+        stood_ns = max((overlap_ns(one, longest) for one in self._standstills), default=0)
         return Explanation(late_ms, steps, causes, stood_ns / 1e6)
 
     def _steps(self, sent: Sent, seen_ns: int) -> list[Step]:

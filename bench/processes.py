@@ -42,13 +42,14 @@ class Meter:
     """Wall and CPU seconds of a stretch of work: this process's and those of the named others."""
 
     def __init__(self, others: Mapping[str, int]) -> None:
-        self._pids = {"client": os.getpid(), **others}
+        self._pids = dict(others)
         self._cpu_s = self._read()
         self._machine_s = machine_cpu_seconds()
         self._started_s = time.perf_counter()
 
     def _read(self) -> dict[str, float]:
-        return {name: cpu_seconds(pid) for name, pid in self._pids.items()}
+        others = {name: cpu_seconds(pid) for name, pid in self._pids.items()}
+        return {"client": time.process_time(), **others}
 
     def stop(self, messages: int) -> Line:
         """The measurement so far: ``seconds``, ``messages``, ``rate``, ``cpu_us_<name>`` (a

@@ -23,8 +23,9 @@ from pathlib import Path
 import uvloop
 
 from bench import stage
+from bench.holds import rss_mib
 from bench.processes import Child, say
-from bench.standstills import Standstill, Standstills
+from bench.standstills import Standstill, Standstills, overlap_ns
 from bench.watching import producing
 from cometmq.admin.trace import parse_answer
 from cometmq.client import PushConsumer, PushConsumerOptions, ReceivedMessage
@@ -43,24 +44,22 @@ _CAUSES = (Stage.GC_PAUSE, Stage.FILE_GROWTH, Stage.STATE_SNAPSHOT)
 
 @dataclass(slots=True)
 class Usage:
-    """What a process had at each look."""
+    """Memory, descriptors and threads of a process at each look."""
 
-    rss_bytes: list[int] = field(default_factory=list)
+    memory_mib: list[float] = field(default_factory=list)
     descriptors: list[int] = field(default_factory=list)
     threads: list[int] = field(default_factory=list)
 
     def look(self, pid: int) -> None:
-        status = Path(f"/proc/{pid}/status").read_text()
-        values = dict(line.split(":", 1) for line in status.splitlines())
-        self.rss_bytes.append(int(values["VmRSS"].split()[0]) * 1024)
-        self.threads.append(int(values["Threads"]))
+        self.memory_mib.append(rss_mib(pid))
+        self.threads.append(len(os.listdir(f"/proc/{pid}/task")))
         self.descriptors.append(len(os.listdir(f"/proc/{pid}/fd")))
 
-    def growth(self) -> float:
-        """The last third's median of the memory over the first third's, less one."""
-        third = max(len(self.rss_bytes) // 3, 1)
-        first, last = self.rss_bytes[:third], self.rss_bytes[-third:]
-        return statistics.median(last) / statistics.median(first) - 1
+    def memory(self) -> tuple[float, float]:
+        """MiB in the first third and in the last, medians."""
+        third = max(len(self.memory_mib) // 3, 1)
+        first, last = self.memory_mib[:third], self.memory_mib[-third:]
+        return statistics.median(first), statistics.median(last)
 
 
 @dataclass(slots=True)
@@ -81,23 +80,23 @@ class Stalls:
         return Counter(self._cause(turn, standstills) for turn in self.turns)
 
     def _cause(self, turn: Entry, standstills: Sequence[Standstill]) -> str:
-        spans = [("the machine stood still", *one) for one in standstills]
-        spans += [(e.stage.name.lower(), e.begin_ns, e.end_ns) for e in self.causes]
         took: Counter[str] = Counter()
-        for name, begin_ns, end_ns in spans:
-            took[name] += max(min(end_ns, turn.end_ns) - max(begin_ns, turn.begin_ns), 0)
+        for one in standstills:
+            took["the machine stood still"] += max(overlap_ns(one, turn), 0)
+        for cause in self.causes:
+            took[cause.stage.name.lower()] += max(overlap_ns(cause, turn), 0)
         name, longest_ns = max(took.items(), key=lambda one: one[1], default=("", 0))
         return name if longest_ns > turn.duration_ns / 2 else "unexplained"
 
 
 def row(name: str, usage: Usage, stalls: Counter[str]) -> str:
     """A line of the table."""
-    third = max(len(usage.rss_bytes) // 3, 1)
-    first = statistics.median(usage.rss_bytes[:third]) / MIB
-    verdict = "flat" if abs(usage.growth()) <= GROWTH_MAX else "not flat"
+    first, last = usage.memory()
+    growth = last / first - 1
+    verdict = "flat" if abs(growth) <= GROWTH_MAX else "not flat"
     causes = ", ".join(f"{count} {cause}" for cause, count in stalls.most_common()) or "none"
     return (
-        f"{name:10} {first:7.1f} MiB {usage.growth():+7.1%} {verdict:8}  descriptors "
+        f"{name:10} {first:7.1f} MiB {growth:+7.1%} {verdict:8}  descriptors "
         f"{min(usage.descriptors)} to {max(usage.descriptors)}, threads {max(usage.threads)}, "
         f"turns above {STALL_MS:.0f} ms: {causes}"
     )

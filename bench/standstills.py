@@ -2,24 +2,33 @@
 
 ``python -m bench.standstills`` has one thread for each core, before all other threads where that is
 allowed. It sleeps for 2 ms at a time; a sleep that is GAP_MS longer says that the core stood still:
-the hypervisor ran something else. At the end of its standard input it says all of them.
+the hypervisor ran something else. At a line on its standard input it says how many, and each.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 import threading
 import time
 from contextlib import suppress
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
+
+from bench.processes import Child, say
 
 SLEEP_S = 0.002
 GAP_MS = 5.0
-STOP_S_MAX = 10.0
+
+
+class Span(Protocol):
+    """Times are CLOCK_MONOTONIC's."""
+
+    @property
+    def begin_ns(self) -> int: ...
+
+    @property
+    def end_ns(self) -> int: ...
 
 
 class Standstill(NamedTuple):
@@ -33,25 +42,23 @@ class Standstills:
     """A process that watches, from the start of the block to its end; then ``found`` is known."""
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-P", "-m", "bench.standstills"]
-        pipe = subprocess.PIPE
-        self._watcher = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+        self._watcher = Child("bench.standstills")
+        self.pid = self._watcher.pid
         self.found: list[Standstill] = []
         return self
-
-    @property
-    def pid(self) -> int:
-        return self._watcher.pid
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        try:
-            text, _unused = self._watcher.communicate("", timeout=STOP_S_MAX)
-        except subprocess.TimeoutExpired:
-            self._watcher.kill()
-            raise
-        self.found = [Standstill(*one) for one in json.loads(text)]
+        with self._watcher as watcher:
+            watcher.tell("stop")
+            lines = (watcher.read() for _ in range(int(watcher.read()["count"])))
+            self.found = [Standstill(int(one["begin_ns"]), int(one["end_ns"])) for one in lines]
+
+
+def overlap_ns(one: Span, other: Span) -> int:
+    """How long both were at once; 0 or less: they were not."""
+    return min(one.end_ns, other.end_ns) - max(one.begin_ns, other.begin_ns)
 
 
 def _watch(core: int, stop: threading.Event, found: list[Standstill]) -> None:
@@ -75,11 +82,13 @@ def main() -> None:
     ]
     for one in threads:
         one.start()
-    sys.stdin.read()
+    sys.stdin.readline()
     stop.set()
     for one in threads:
         one.join()
-    print(json.dumps(sorted(found)))
+    say({"count": len(found)})
+    for begin_ns, end_ns in sorted(found):
+        say({"begin_ns": begin_ns, "end_ns": end_ns})
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -20,7 +19,7 @@ from typing import Any
 import uvloop
 
 from bench import stage
-from bench.processes import cpu_seconds
+from bench.processes import Line, Meter
 from bench.produce import MANY
 from bench.report import machine, markdown
 from bench.stage import Bench
@@ -59,36 +58,14 @@ def _options(period: int) -> dict[str, Any]:
     }
 
 
-class Costs:
-    """CPU µs of a message in this process and in the broker, messages a second."""
-
-    def __init__(self, bench: Bench, count: int) -> None:
-        self._bench = bench
-        self._count = count
-        self._begun = self._now()
-
-    def _now(self) -> tuple[float, float, float]:
-        return time.process_time(), cpu_seconds(self._bench.broker_pid), time.perf_counter()
-
-    def stop(self) -> dict[str, float]:
-        ours_s, brokers_s, wall_s = (
-            now - begun for now, begun in zip(self._now(), self._begun, strict=True)
-        )
-        return {
-            "client_us": 1e6 * ours_s / self._count,
-            "broker_us": 1e6 * brokers_s / self._count,
-            "rate": self._count / wall_s,
-        }
-
-
-async def send(bench: Bench, topic: str, count: int, period: int, way: str) -> dict[str, float]:
+async def send(bench: Bench, topic: str, count: int, period: int, way: str) -> Line:
     """All messages acknowledged, and their trace records."""
     producer = Producer(bench.namesrv, options=ProducerOptions(**_options(period)))
     async with producer:
         first = Message(topic, BODY, properties={TRACE_ON: "true"} if period else None)
         await producer.send_and_wait(first)
         await asyncio.sleep(WARM_UP_S)  # its trace record goes, by a producer of its own
-        costs = Costs(bench, count)
+        meter = Meter({"broker": bench.broker_pid})
         if way == "send":
             for _ in range(count):
                 await producer.send(Message(topic, BODY))
@@ -96,26 +73,24 @@ async def send(bench: Bench, topic: str, count: int, period: int, way: str) -> d
             for _ in range(count // MANY):
                 await producer.send_many([Message(topic, BODY) for _ in range(MANY)])
         await producer.flush()
-    found = costs.stop()
+    found = meter.stop(count)
     assert not producer.traces_lost, producer.traces_lost
     return found
 
 
-async def consume(
-    bench: Bench, topic: str, count: int, period: int, group: str
-) -> dict[str, float]:
+async def consume(bench: Bench, topic: str, count: int, period: int, group: str) -> Line:
     """Messages through a listener that does nothing, from the topic's begin on; the first ones do
     not count.
     """
-    seen = 0
-    costs: Costs | None = None
+    seen = unmeasured = 0
+    meter: Meter | None = None
     all_seen = asyncio.Event()
 
     async def listener(messages: list[ReceivedMessage]) -> None:
-        nonlocal seen, costs
+        nonlocal seen, unmeasured, meter
         seen += len(messages)
-        if costs is None and seen >= count // WARM_UP_PART:
-            costs = Costs(bench, count - seen)
+        if meter is None and seen >= count // WARM_UP_PART:
+            meter, unmeasured = Meter({"broker": bench.broker_pid}), seen
         if seen >= count:
             all_seen.set()
 
@@ -123,9 +98,9 @@ async def consume(
     async with PushConsumer(bench.namesrv, group, listener, options=options) as consumer:
         await consumer.subscribe(topic)
         await all_seen.wait()
-    assert costs is not None
+    assert meter is not None
     assert not consumer.traces_lost, consumer.traces_lost
-    return costs.stop()
+    return meter.stop(count - unmeasured)
 
 
 def run(bench: Bench, topic: str, count: int, number: int) -> dict[str, float]:
@@ -139,7 +114,7 @@ def run(bench: Bench, topic: str, count: int, number: int) -> dict[str, float]:
                 one = uvloop.run(consume(bench, topic, count, period, group))
             else:
                 one = uvloop.run(send(bench, topic, count, period, way))
-            found |= {f"{way}_{period}_{name}": value for name, value in one.items()}
+            found |= {f"{way}_{period}_{name}": float(value) for name, value in one.items()}
     return found
 
 
@@ -153,9 +128,9 @@ def _row(runs: Sequence[dict[str, float]], way: str, period: int) -> list[str]:
 
     return [
         f"{way}, {NAMES[period]}",
-        f"{middle('client_us'):.2f}",
-        f"{middle('client_us', relative=True) - 1:+.1%}",
-        f"{middle('broker_us'):.2f}",
+        f"{middle('cpu_us_client'):.2f}",
+        f"{middle('cpu_us_client', relative=True) - 1:+.1%}",
+        f"{middle('cpu_us_broker'):.2f}",
         f"{middle('rate'):,.0f}",
         f"{middle('rate', relative=True) - 1:+.1%}",
         LIMITS.get(period, ""),

@@ -26,7 +26,7 @@ from typing import Any
 import uvloop
 
 from bench import stage
-from bench.processes import cpu_seconds
+from bench.processes import Meter
 from bench.report import machine, markdown
 from cometmq import native
 from cometmq.client import (
@@ -179,11 +179,6 @@ WORK: dict[str, Callable[[str, str, int], Coroutine[Any, Any, float]]] = {
 }
 
 
-def _spent_s(broker_pid: int) -> dict[str, float]:
-    """CPU time so far."""
-    return {"client": time.process_time(), "broker": cpu_seconds(broker_pid)}
-
-
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench transactions", description=__doc__)
     parser.add_argument("--count", type=int, default=100_000, help="transactions a run")
@@ -199,10 +194,11 @@ def main(argv: Sequence[str]) -> None:
         with stage.cluster(folder, [(size, flush)]) as bench:
             one: dict[str, float] = {}
             for name, work in WORK.items():
-                spent_s = _spent_s(bench.broker_pid)
+                meter = Meter({"broker": bench.broker_pid})
                 one[name] = uvloop.run(work(bench.namesrv, topic, said.count))
-                for whose, now_s in _spent_s(bench.broker_pid).items():
-                    one[f"{name}_{whose}_us"] = (now_s - spent_s[whose]) / said.count * 1e6
+                line = meter.stop(said.count)
+                for whose in ("client", "broker"):
+                    one[f"{name}_{whose}_us"] = float(line[f"cpu_us_{whose}"])
         runs.append(one | table_costs())
         print(json.dumps({key: round(value, 2) for key, value in runs[-1].items()}), flush=True)
 

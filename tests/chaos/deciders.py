@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 from cometmq.client import (
     Message,
@@ -24,7 +21,7 @@ from cometmq.client import (
 )
 from cometmq.errors import CometError
 from tests.chaos.topics import SETTLED
-from tests.chaos.workload import RETRY_S, cancel, name_of, until_told
+from tests.chaos.workload import RETRY_S, cancel, name_of, run_delivery_client, until_told
 from tests.support.faults.delivery_history import DeliveryRecorder
 from tests.support.faults.history import Outcome
 
@@ -89,12 +86,5 @@ async def play(name: str, recorder: DeliveryRecorder, namesrv: str) -> None:
         await until_told()
 
 
-def main() -> None:
-    name, path, namesrv = sys.argv[1:]
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    with DeliveryRecorder(Path(path)) as recorder:
-        asyncio.run(play(name, recorder, namesrv))
-
-
 if __name__ == "__main__":
-    main()
+    run_delivery_client(play)

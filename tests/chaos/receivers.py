@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
-import sys
 import time
-from pathlib import Path
 
 from cometmq.client import ConsumeFrom, ReceivedMessage, SimpleConsumer, SimpleConsumerOptions
 from cometmq.errors import CometError, HandleInvalid
 from tests.chaos.topics import RECEIVED
-from tests.chaos.workload import RETRY_S, name_of, until_told
+from tests.chaos.workload import RETRY_S, name_of, run_delivery_client, until_told
 from tests.support.faults.delivery_history import DeliveryRecorder, Place
 
 GROUP = "receivers"
@@ -101,12 +98,5 @@ async def play(name: str, recorder: DeliveryRecorder, namesrv: str) -> None:
         receiving.cancel()
 
 
-def main() -> None:
-    name, path, namesrv = sys.argv[1:]
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    with DeliveryRecorder(Path(path)) as recorder:
-        asyncio.run(play(name, recorder, namesrv))
-
-
 if __name__ == "__main__":
-    main()
+    run_delivery_client(play)

@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import random
-import sys
 import time
 from asyncio import Future
 from contextlib import AsyncExitStack, suppress
 from functools import partial
-from pathlib import Path
 
 from cometmq.client import Message, Producer, PullConsumer, SendReceipt, SendStatus
 from cometmq.errors import CometError, SendTimeout
@@ -30,6 +27,7 @@ from tests.chaos.workload import (
     Steady,
     cancel,
     queue_ref,
+    run_delivery_client,
     until_told,
 )
 from tests.support.faults.delivery_history import DeliveryRecorder
@@ -180,12 +178,5 @@ async def play(name: str, recorder: DeliveryRecorder, namesrv: str) -> None:
         await cancel(reading)
 
 
-def main() -> None:
-    name, path, namesrv = sys.argv[1:]
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    with DeliveryRecorder(Path(path)) as recorder:
-        asyncio.run(play(name, recorder, namesrv))
-
-
 if __name__ == "__main__":
-    main()
+    run_delivery_client(play)

@@ -14,10 +14,11 @@ import asyncio
 import itertools
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from cometmq.client import (
     Message,
@@ -37,6 +38,7 @@ from cometmq.client import (
 from cometmq.errors import CometError, PositionFenced
 from tests.chaos.single import send_once
 from tests.chaos.topics import GROUP, queues_of
+from tests.support.faults.delivery_history import DeliveryRecorder
 from tests.support.faults.history import Outcome, Queue, Recorder, Step
 
 ORDERLY, EAGER = "orderly", "eager"  # the producers
@@ -259,6 +261,16 @@ async def cancel(tasks: list[asyncio.Task[None]]) -> None:
     for result in await asyncio.gather(*tasks, return_exceptions=True):
         if not isinstance(result, asyncio.CancelledError):
             raise result or AssertionError("it ends only when it is told")
+
+
+def run_delivery_client(
+    play: Callable[[str, DeliveryRecorder, str], Coroutine[Any, Any, None]],
+) -> None:
+    """The process of a client of messages that come later: ``NAME HISTORY NAMESRV``."""
+    name, path, namesrv = sys.argv[1:]
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    with DeliveryRecorder(Path(path)) as recorder:
+        asyncio.run(play(name, recorder, namesrv))
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from bench.soak import MIB, Stalls, Usage, row
+from bench.soak import Stalls, Usage, row
 from bench.standstills import Standstill
 from cometmq.flight_recorder import Entry, Stage
 
@@ -27,5 +27,5 @@ def test_a_long_turn_has_the_cause_that_took_most_of_it() -> None:
 
 def test_memory_is_flat_within_a_twentieth() -> None:
     for last, verdict in ((105, " flat"), (106, "not flat"), (94, "not flat")):
-        usage = Usage([n * MIB for n in (100, 100, 100, 500, last, last)], [7] * 6, [3] * 6)
+        usage = Usage([100, 100, 100, 500, last, last], [7] * 6, [3] * 6)
         assert verdict in row("broker", usage, Counter())

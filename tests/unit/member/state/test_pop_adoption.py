@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import NamedTuple
 
 from cometmq.format import properties, record
 from cometmq.member.state.pop_adoption import PopAdoption
@@ -16,6 +15,7 @@ from cometmq.messaging.pop.revive import REVIVE_GROUP
 from cometmq.model import Position, TopicConfig
 from cometmq.replication.watermarks import DurabilityClass
 from tests.support.cluster.members import Member, living_member
+from tests.support.stores.foreign_record import ForeignRecord
 from tests.support.stores.small_stores import HOST
 
 REVIVE = "rmq_sys_REVIVE_LOG_compat"
@@ -23,49 +23,19 @@ TIMERS = "rmq_sys_wheel_timer"
 POPPED_MS = 1_700_000_000_000
 
 
-class Stored(NamedTuple):
-    topic: str
-    body: bytes
-    properties: bytes = b""
-    queue_id: int = 0
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self.encode(0, 0, 0, HOST))
-
-    def tags_code(self, store_time_ms: int) -> int:
-        return 0
-
-    def encode(
-        self, queue_offset: int, log_offset: int, store_time_ms: int, store_host: bytes
-    ) -> bytes:
-        return record.encode(
-            self.topic.encode(),
-            self.queue_id,
-            self.body,
-            self.properties,
-            born_time_ms=5,
-            born_host=store_host,
-            store_host=store_host,
-            queue_offset=queue_offset,
-            log_offset=log_offset,
-            store_time_ms=store_time_ms,
-        )
-
-
-def said(tag: str, start: int, topic: str = REVIVE, **more: object) -> Stored:
+def said(tag: str, start: int, topic: str = REVIVE, **more: object) -> ForeignRecord:
     key = {"c": "G", "t": "T", "q": 0, "so": start, "pt": POPPED_MS + start, "bn": "b"}
     names = {"TAGS": tag}
     if topic == TIMERS:
         names |= {"REAL_TOPIC": REVIVE, "REAL_QID": "0", "TIMER_OUT_MS": f"{POPPED_MS}"}
-    return Stored(topic, json.dumps({**key, **more}).encode(), properties.encode(names))
+    return ForeignRecord(topic, json.dumps({**key, **more}).encode(), properties.encode(names))
 
 
-def checkpoint(start: int, count: int, topic: str = REVIVE) -> Stored:
+def checkpoint(start: int, count: int, topic: str = REVIVE) -> ForeignRecord:
     return said("ck", start, topic, it=1_000, n=count, bm=0)
 
 
-def ready(member: Member, *stored: Stored) -> None:
+def ready(member: Member, *stored: ForeignRecord) -> None:
     """A topic with ten messages, and a group that has come up to the eighth."""
     state = member.state
     for name in ("T", REVIVE, TIMERS):
@@ -73,7 +43,7 @@ def ready(member: Member, *stored: Stored) -> None:
     state.apply(GroupPut(GroupSettings("G")))
     commit(member, "G", "T", 8)
     classes = dict.fromkeys(("T", REVIVE, TIMERS), DurabilityClass.ASYNC)
-    messages = [Stored("T", b"%d" % number) for number in range(10)]
+    messages = [ForeignRecord("T", b"%d" % number) for number in range(10)]
     member.storage.append_relayed([*messages, *stored], classes, HOST)
 
 

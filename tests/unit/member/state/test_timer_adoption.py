@@ -3,59 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from cometmq.format import properties, record
+from cometmq.format import properties
 from cometmq.format.timerlog import TimerCheck
 from cometmq.format.timers import TIMER_TOPIC
 from cometmq.member.state.timer_adoption import adopt_timers
 from cometmq.messaging.timers import TIME_MS_MAX, Timer, TimerMark, TimerTable
 from cometmq.replication.watermarks import DurabilityClass
 from tests.support.cluster.members import living_member
+from tests.support.stores.foreign_record import ForeignRecord
 from tests.support.stores.small_stores import HOST, START_MS
 
 NOW_MS = START_MS
 S = 1_000
 
 
-class Left(NamedTuple):
-    """A record of the timer queue as RocketMQ has it."""
-
-    properties: bytes
-    topic: str = TIMER_TOPIC
-    queue_id: int = 0
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self.encode(0, 0, 0, HOST))
-
-    def tags_code(self, store_time_ms: int) -> int:
-        return 0
-
-    def encode(
-        self, queue_offset: int, log_offset: int, store_time_ms: int, store_host: bytes
-    ) -> bytes:
-        return record.encode(
-            self.topic.encode(),
-            self.queue_id,
-            b"x",
-            self.properties,
-            born_time_ms=5,
-            born_host=store_host,
-            store_host=store_host,
-            queue_offset=queue_offset,
-            log_offset=log_offset,
-            store_time_ms=store_time_ms,
-        )
-
-
-def left(name: str, due_s: float, **more: str) -> Left:
+def left(name: str, due_s: float, **more: str) -> ForeignRecord:
     due_ms = NOW_MS + int(due_s * S)
     out_ms = (due_ms - 1) // S * S
     pairs = {"REAL_TOPIC": "T", "REAL_QID": "0", "TIMER_DELIVER_MS": str(due_ms), **more}
-    return Left(properties.encode({**pairs, "TIMER_OUT_MS": str(out_ms), "UNIQ_KEY": name}))
+    pairs |= {"TIMER_OUT_MS": str(out_ms), "UNIQ_KEY": name}
+    return ForeignRecord(TIMER_TOPIC, properties=properties.encode(pairs))
 
 
 QUEUE = [
@@ -66,7 +36,7 @@ QUEUE = [
     left("recalled", 90),
     left("stored again", 100_000, TIMER_ROLL_TIMES="1"),
     left("recalled", 90, TIMER_DEL_UNIQKEY="T+recalled"),
-    Left(properties.encode({"UNIQ_KEY": "no timer"})),
+    ForeignRecord(TIMER_TOPIC, properties=properties.encode({"UNIQ_KEY": "no timer"})),
     left("not looked at, due", -5),
     left("not looked at", 70),
 ]
