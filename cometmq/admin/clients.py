@@ -126,8 +126,8 @@ async def describe_clients(
     with_stacks: bool = False,
     timeout_ms: int = 0,
 ) -> list[ClientDescriptionView]:
-    """What clients of this name say of themselves: the members of each group, or of one, and the
-    producer. Each is asked once, through one broker group that it is connected to; it has
+    """The descriptions that clients of this name give: the members of each group, or of one, and
+    the producer. Each is asked once, through one broker group that it is connected to; it has
     ``timeout_ms``, 0 = 10 s. Raises InvalidRequest, ClientNotFound, what DescribeClient raises of
     one of them, and QuestionUnsupported when none of them can be asked.
     """

@@ -331,7 +331,7 @@ class ClientView:
 
 @dataclass(frozen=True, slots=True)
 class ClientTopicView:
-    """What a client reads of a topic."""
+    """The filter with which a client reads a topic."""
 
     topic: str
     tags: list[str]  # empty: all
@@ -358,7 +358,7 @@ class ClientQueueView:
 
 @dataclass(frozen=True, slots=True)
 class ClientLeasesView:
-    """What a client has received of a broker group (POP) and not acknowledged."""
+    """The messages of a broker group (POP) that a client has and has not acknowledged."""
 
     broker_group: str
     held_count: int
@@ -407,7 +407,7 @@ class ClientCallView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientDescriptionView:
-    """What a running client says of itself; what the broker knows of it comes first."""
+    """The description that a running client gives; the broker's own knowledge of it comes first."""
 
     client_id: str
     group: str  # of a member

@@ -113,7 +113,7 @@ def encode_check(time_ms: int, offset: int, log_bytes: int, now_ms: int) -> byte
 
 
 def decode_check(content: bytes | None) -> TimerCheck | None:
-    """What the file says; None: nothing."""
+    """The content of the file; None: it says nothing."""
     if content is None or len(content) < _CHECK_HEAD.size:
         return None
     time_ms, _, offset = _CHECK_HEAD.unpack_from(content)

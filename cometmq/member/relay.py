@@ -14,6 +14,13 @@ from cometmq.messaging.topics import TopicTable
 from cometmq.replication.watermarks import DurabilityClass
 
 
+def batch_bytes_max(log_file_bytes: int, most: int) -> int:
+    """Bytes that are appended at once, ``most`` or fewer: a batch lies in one log file, and the end
+    of a file stays blank where the next batch does not fit.
+    """
+    return min(most, log_file_bytes // 4)
+
+
 class RelayWriter:
     """Appends relayed records as one batch. Belongs to the event loop."""
 

@@ -28,7 +28,7 @@ _log = logger(__name__)
 
 
 class CallObserver(Protocol):
-    """Who counts calls. ``result`` is ``OK`` or the name of the error."""
+    """An observer that counts calls. ``result`` is ``OK`` or the name of the error."""
 
     def started(self, method: str, *, stream: bool) -> float:
         """A call begins; what is returned comes back in ``ended``."""

@@ -96,7 +96,7 @@ class PullQueues:
         await self._drop(list(self.polled.queues))
 
     def states(self) -> list[QueueState]:
-        """What is told about the queues."""
+        """The states of the queues, for ``client info``."""
         return [
             replace(state, committed=self._committed.get(state.queue))
             for state in self.polled.states()

@@ -107,7 +107,7 @@ class PushQueues:
         return {assigned.queue for assigned in self._leaving} | self._outlived
 
     def states(self) -> list[QueueState]:
-        """What is told about the queues."""
+        """The states of the queues, for ``client info``."""
         return [assigned.state() for assigned in self._assigned.values()]
 
     async def begin(self, queues: set[QueueRef]) -> set[QueueRef]:

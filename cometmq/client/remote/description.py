@@ -1,4 +1,4 @@
-"""What a client tells of itself, on the wire."""
+"""The description that a client gives of itself, on the wire."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class Halves(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """What became of halves that follow each other: from message ``first`` of a result on."""
+    """The outcome of halves that follow each other: from message ``first`` of a result on."""
 
     result: broker_pb2.TransactionResult
     first: int

@@ -21,7 +21,7 @@ from cometmq.format.record import Record
 from cometmq.format.relay import Relayed, relay
 from cometmq.format.relay_run import RelayRun, delivery_targets
 from cometmq.member.read.records import read_each, read_joined
-from cometmq.member.relay import RelayWriter
+from cometmq.member.relay import RelayWriter, batch_bytes_max
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.model import QueueKey
@@ -97,8 +97,7 @@ class Delivery:
         self._noun = noun
         self._gone = gone
         self._count_gone = count_gone
-        # A batch lies in one log file.
-        self._turn_bytes_max = min(TURN_BYTES_MAX, storage.store.log_file_bytes // 4)
+        self._turn_bytes_max = batch_bytes_max(storage.store.log_file_bytes, TURN_BYTES_MAX)
 
     def fitting(self, sizes_bytes: Iterable[int]) -> int:
         """How many of the first of these fit one batch; at least one."""

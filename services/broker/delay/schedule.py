@@ -132,7 +132,7 @@ class ScheduleService:
 
 
 class _Part(NamedTuple):
-    """What is due of one level."""
+    """The messages of one level that are due."""
 
     level: LevelProgress
     units: bytes

@@ -10,7 +10,7 @@ from cometmq.format.ids import offset_id
 from cometmq.format.record import Record
 from cometmq.format.relay import Relayed, relay
 from cometmq.member.read.records import read_each, slices, span_of
-from cometmq.member.relay import RelayWriter
+from cometmq.member.relay import RelayWriter, batch_bytes_max
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging import resends, retry
@@ -59,8 +59,7 @@ class Resender:
         self._storage = storage
         self._keeper = keeper
         self._relays = relays
-        # A batch lies in one log file.
-        self._slice_bytes_max = min(SLICE_BYTES_MAX, storage.store.log_file_bytes // 4)
+        self._slice_bytes_max = batch_bytes_max(storage.store.log_file_bytes, SLICE_BYTES_MAX)
 
     async def resend(
         self, topic: str, group: str, items: Sequence[ResendItem], asked: Asked

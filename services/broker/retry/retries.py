@@ -15,7 +15,7 @@ from cometmq.format.relay import Relayed, relay
 from cometmq.format.timers import TIMER_QUEUE, TIMER_TOPIC
 from cometmq.member.metrics import MemberMetrics
 from cometmq.member.read.records import read_each, slices, span_of
-from cometmq.member.relay import RelayWriter
+from cometmq.member.relay import RelayWriter, batch_bytes_max
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging import retry
@@ -77,8 +77,7 @@ class RetryService:
         self._keeper = keeper
         self._relays = relays
         self._metrics = metrics
-        # A batch lies in one log file.
-        self._slice_bytes_max = min(SLICE_BYTES_MAX, storage.store.log_file_bytes // 4)
+        self._slice_bytes_max = batch_bytes_max(storage.store.log_file_bytes, SLICE_BYTES_MAX)
         # What earlier writers stored lies below; it may not be as safe as it is to be.
         self._opened_end = storage.store.appended_offset
 

@@ -42,7 +42,7 @@ from cometmq.format.relay_run import HalfTargets, RelayRun, half_targets
 from cometmq.member.metrics import MemberMetrics
 from cometmq.member.read.records import read_each, read_joined, slices
 from cometmq.member.read.search import Finder, KeyQuery
-from cometmq.member.relay import RelayWriter
+from cometmq.member.relay import RelayWriter, batch_bytes_max
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging.groups import check_name
@@ -158,8 +158,7 @@ class TransactionService:
         self._finder = finder
         self._metrics = metrics
         self._clock = clock
-        # A batch lies in one log file.
-        self.slice_bytes_max = min(SLICE_BYTES_MAX, storage.store.log_file_bytes // 4)
+        self.slice_bytes_max = batch_bytes_max(storage.store.log_file_bytes, SLICE_BYTES_MAX)
         self.rules = rules
         self.table = keeper.state.halves
         self.board = CheckBoard(self.table, rules)
