@@ -220,7 +220,7 @@ static int put_keys(writer *to, PyObject *keys)
 }
 
 /* What stands between the prefix and the tag; 0 when Python has to look at it. */
-static int put_properties(writer *to, PyObject *const *fields, const run *run)
+static int put_properties(writer *to, PyObject *const *fields, run *run)
 {
     Py_ssize_t at = 0;
     PyObject *name, *value;
@@ -228,6 +228,7 @@ static int put_properties(writer *to, PyObject *const *fields, const run *run)
     while (PyDict_Next(fields[PROPERTIES], &at, &name, &value)) {
         if (!is_text(name, &text) || !is_own_name(text, run->reserved))
             return 0;
+        run->is_marked |= to->bytes != NULL && text.length == 8 && memcmp(text.start, "TRACE_ON", 8) == 0;
         put_bytes(to, text.start, text.length);
         put_byte(to, NAME_SEPARATOR);
         if (!is_text(value, &text))
@@ -383,5 +384,5 @@ PyObject *accelerator_encode_run(PyObject *module, PyObject *arguments)
         PyByteArray_Resize(buffer, size);
         return NULL;
     }
-    return PyBytes_FromStringAndSize((const char *)starts, done * (Py_ssize_t)sizeof(uint32_t));
+    return Py_BuildValue("y#N", (const char *)starts, done * (Py_ssize_t)sizeof(uint32_t), PyBool_FromLong(run.is_marked));
 }

@@ -17,6 +17,7 @@ typedef struct run {
     long delay_level;
     int timer;    /* TIMER_AT, TIMER_AFTER: each message names its time; 0: none does */
     long long time_ms; /* what the message named that was appended last */
+    int is_marked; /* a message has the property TRACE_ON */
     int is_keyed; /* all messages have a sharding key, or none has */
     uint32_t queue_id, sys_flag;
     uint64_t born_time;

@@ -117,6 +117,7 @@ static PyMethodDef run_methods[] = {
 
 static PyMemberDef run_members[] = {
     {"count", T_PYSSIZET, offsetof(open_run, count), READONLY, NULL},
+    {"is_marked", T_INT, offsetof(open_run, run) + offsetof(run, is_marked), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 

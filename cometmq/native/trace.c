@@ -339,10 +339,11 @@ static PyObject *pack_put_sent(PyObject *object, PyObject *arguments)
     trace_pack *self = (trace_pack *)object;
     Py_buffer records, starts;
     Py_ssize_t first, at, count, next, step;
+    int is_marked;
     PyObject *tuple;
     sent_form form;
-    if (!PyArg_ParseTuple(arguments, "y*y*nnnnnO!:put_sent", &records, &starts, &first, &at, &count, &next, &step,
-                          &PyTuple_Type, &tuple))
+    if (!PyArg_ParseTuple(arguments, "y*y*nnnnnpO!:put_sent", &records, &starts, &first, &at, &count, &next,
+                          &step, &is_marked, &PyTuple_Type, &tuple))
         return NULL;
     int became = DONE;
     if (!parse_sent_form(tuple, &form)) {
@@ -354,7 +355,11 @@ static PyObject *pack_put_sent(PyObject *object, PyObject *arguments)
     self->is_full = 0;
     if (became == DONE && step > 0 && next < at)
         next += (at - next + step - 1) / step * step;
-    for (; became == DONE && at < count; at++) {
+    while (became == DONE) {
+        if (!is_marked) /* the others are not looked at: they are not in the cache any more */
+            at = step > 0 && next < count ? next : count;
+        if (at >= count)
+            break;
         uint32_t start;
         memcpy(&start, (const char *)starts.buf + 4 * (first + at), 4);
         int is_sampled = step > 0 && at == next;
@@ -368,6 +373,7 @@ static PyObject *pack_put_sent(PyObject *object, PyObject *arguments)
             break;
         if (is_sampled)
             next += step;
+        at++;
     }
     PyBuffer_Release(&records);
     PyBuffer_Release(&starts);

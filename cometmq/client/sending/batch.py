@@ -77,6 +77,7 @@ class Batch:
         "deadline_s",
         "expired",
         "first",
+        "is_marked",
         "last",
         "may_be_stored",
         "records",
@@ -96,6 +97,7 @@ class Batch:
         self.segments: list[Segment] = []
         self.last: Segment | None = None  # that records are being added to
         self.waiters: list[Waiter] = []  # in the order of the messages
+        self.is_marked = False  # one of its messages has the property TRACE_ON
         self.expired = False  # its messages have failed; an answer is of no use any more
         self.may_be_stored = False  # it was sent, and what became of it is not known
 
@@ -195,6 +197,7 @@ class Batch:
         for segments, count, waiters in zip(runs, counts, self._cut_waiters(counts), strict=True):
             part = Batch(self.sequence, self.deadline_s)
             part.first = self.first + first
+            part.is_marked = self.is_marked
             part.expired = self.expired
             part.may_be_stored = self.may_be_stored
             part.segments, part.waiters = segments, waiters

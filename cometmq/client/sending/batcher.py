@@ -20,10 +20,11 @@ from cometmq.client.sending.send_many import MessageRange, SendMany
 from cometmq.client.sending.stored_form import PLAIN, StoredForm, form_of
 from cometmq.clock import Clock
 from cometmq.errors import BatchTooLarge, CometError
-from cometmq.format.compression import compress
+from cometmq.format.compression import SYS_FLAG_ZLIB, ZlibBody, compress
 from cometmq.format.halves import HalfForm
 from cometmq.format.record import decode_all
 from cometmq.format.timers import DIGITS_AT, DIGITS_END, with_time
+from cometmq.format.trace import TRACE_ON
 from cometmq.model import Message, QueueRef
 from cometmq.native import accelerator
 from cometmq.native.interface import OpenRun
@@ -230,9 +231,7 @@ class Batcher:
         assert form is not None
         body, sys_flag = message.body, 0
         if body.__class__ is not bytes or len(body) > self._plain_bytes_max or message.flag:
-            encoder.refuse(message)
-            if len(body) > self._plain_bytes_max:
-                body, sys_flag = compress(body, self._options.compression)
+            body, sys_flag = self._stored_body(encoder, message)
         # None unless the message has just a tag, and one that was met before.
         middle = form.middles.get(message.tag)
         if middle is None or message.keys or message.properties or message.sharding_key:
@@ -244,6 +243,7 @@ class Batcher:
             batch = self._start()
             # A new incarnation has other ids.
             middle = middle if encoder.stream is stream else form.middle(message)
+        batch.is_marked |= bool(message.properties) and TRACE_ON in message.properties
         segment = slot.segment
         if segment is None or segment is not batch.last:
             segment = slot.segment = self._next_segment(batch, slot)
@@ -264,6 +264,18 @@ class Batcher:
         batch.waiters.append(waiter)
         if len(buffer) + size > self._bytes_max or len(starts) >= self._count_max:
             self.close()  # the next one, if it is like this one, would not fit
+
+    def _stored_body(self, encoder: RecordEncoder, message: Message) -> tuple[bytes, int]:
+        """The body as it is stored, and its bits of SYSFLAG. Raises what is wrong with the body or
+        the flag.
+        """
+        encoder.refuse(message)
+        body = message.body
+        if body.__class__ is ZlibBody:
+            return body, SYS_FLAG_ZLIB
+        if len(body) > self._plain_bytes_max:
+            return compress(body, self._options.compression)
+        return body, 0
 
     def extend(
         self, messages: list[Message], at: int, slot: Slot, many: SendMany, *, count: int
@@ -294,7 +306,7 @@ class Batcher:
         assert form is not None
         if not self._in_turn:
             self._begin_turn()
-        starts = encoder.extend(
+        starts, is_marked = encoder.extend(
             batch.buffer,
             messages,
             at,
@@ -308,6 +320,7 @@ class Batcher:
         )
         if starts:
             batch.starts += starts
+            batch.is_marked |= is_marked
             batch.last.count += len(starts)
             if slot.stored.timer:
                 taken = messages[at : at + len(starts)]
@@ -371,6 +384,7 @@ class Batcher:
         assert batch.last is not None
         assert encoder is not None
         batch.starts.frombytes(run.end())
+        batch.is_marked |= bool(run.is_marked)
         messages.count = run.count
         batch.last.count += run.count
         batch.last.times.frombytes(run.times())
@@ -484,6 +498,7 @@ class Batcher:
                 prefix = self._prefix_of(before, digits), self._prefix_of(segment, digits)
                 parts.append(encoder.again(record, to.stored_queue_id, prefix=prefix))
         batch.waiters = moved.waiters
+        batch.is_marked = moved.is_marked
         batch.replace(parts)
         self._buffer.used += batch.size - moved.size
         self._on_close(batch)

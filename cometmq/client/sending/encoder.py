@@ -31,6 +31,7 @@ from cometmq.format.properties import (
 from cometmq.format.properties import encode as encode_properties
 from cometmq.format.record import BODY_CRC_MASK, MAGIC_V1, Record, encode, layout_of_hosts
 from cometmq.format.timers import DIGITS_AT, TimerForm, with_time
+from cometmq.format.trace import TRACE_ON
 from cometmq.model import PROPERTIES_BYTES_MAX, Message, QueueRef
 from cometmq.native import accelerator
 from cometmq.native.interface import Accelerator, OpenRun, SendEach
@@ -345,33 +346,33 @@ class RecordEncoder:
         bytes_max: int,
         body_bytes_max: int,
         born_time_ms: int,
-    ) -> array[int]:
+    ) -> tuple[array[int], bool]:
         """Appends the records of messages from ``at`` on, at most so many, and as long as the
         buffer has at most ``bytes_max``. Stops before a message that is not of the form, has
         a queue of its own, a sharding key unless ``is_keyed``, a tag that was not met before, or a
-        body that is not stored as it is; and before one with a fault. Where each record begins.
+        body that is not stored as it is; and before one with a fault. Where each record begins,
+        and whether one has the property TRACE_ON.
         """
         body_bytes_max = min(body_bytes_max, RUN_BODY_BYTES_MAX)
         starts = array("I")
         if accelerator is not None:
-            starts.frombytes(
-                accelerator.encode_run(
-                    buffer,
-                    messages,
-                    at,
-                    count_max,
-                    form.native,
-                    is_keyed,
-                    bytes_max,
-                    body_bytes_max,
-                    queue_id,
-                    self._host_flags,
-                    born_time_ms,
-                    self.counter,
-                )
+            places, is_marked = accelerator.encode_run(
+                buffer,
+                messages,
+                at,
+                count_max,
+                form.native,
+                is_keyed,
+                bytes_max,
+                body_bytes_max,
+                queue_id,
+                self._host_flags,
+                born_time_ms,
+                self.counter,
             )
+            starts.frombytes(places)
             self.counter += len(starts)
-            return starts
+            return starts, is_marked
         for message in messages[at : at + count_max]:
             if not _is_of_run(message, form, is_keyed) or message.tag not in form.middles:
                 break
@@ -389,7 +390,8 @@ class RecordEncoder:
                 middle = with_time(middle, time_ms, form.digits_at)
             starts.append(len(buffer))
             self.append_record(buffer, queue_id, body, message.flag, 0, middle, born_time_ms)
-        return starts
+        taken = messages[at : at + len(starts)]
+        return starts, any(TRACE_ON in message.properties for message in taken)
 
     def open_run(
         self,

@@ -46,15 +46,18 @@ class SendTracer:
         for segment in batch.segments:
             stream, counter, count = segment.id_stream, segment.first_counter, segment.count
             topic = segment.queue.topic
-            if topic != self._dispatcher.topic:
+            sampled = self._sampling.indexes(stream, counter, count)
+            if (sampled or batch.is_marked) and topic != self._dispatcher.topic:
                 form = sent_form(
                     *(began_ms, PRODUCER_GROUP, topic, store_host, cost_ms, stream, counter),
                     kind=_message_type(segment),
                     id_host=id_host,
                     log_offset=log_offset,
                 )
-                sampled = self._sampling.indexes(stream, counter, count)
-                self._dispatcher.put_sent(batch.records, batch.starts, first, count, sampled, form)
+                self._dispatcher.put_sent(
+                    *(batch.records, batch.starts, first, count, sampled, form),
+                    is_marked=batch.is_marked,
+                )
             first += count
 
     def ended(

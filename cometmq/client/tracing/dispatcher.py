@@ -56,7 +56,7 @@ class TraceDispatcher:
         own = ProducerOptions(
             client_id=client_id,
             batch_bytes_max=WHOLE_COUNT * (BODY_BYTES_MAX + KEYS_BYTES_MAX),
-            compress_above_bytes=2 * BODY_BYTES_MAX,  # that would cost more than all the rest
+            compress_above_bytes=2 * BODY_BYTES_MAX,  # what pays is compressed already
         )
         self._producer = LateProducer(namesrv, own)
         self._packer = Packer(
@@ -88,9 +88,11 @@ class TraceDispatcher:
         count: int,
         sampled: range,
         form: SentForm,
+        *,
+        is_marked: bool,
     ) -> None:
         """Takes the records of messages that were sent: :meth:`Packer.put_sent`."""
-        self._packer.put_sent(records, starts, first, count, sampled, form)
+        self._packer.put_sent(records, starts, first, count, sampled, form, is_marked=is_marked)
         self._look()
 
     def choose(self, messages: Sequence[ReceivedMessage]) -> list[ReceivedMessage]:

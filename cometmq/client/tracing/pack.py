@@ -13,6 +13,7 @@ from typing import NamedTuple
 from cometmq.client.received import ReceivedMessage
 from cometmq.client.tracing.sampling import Sampling, is_wanted
 from cometmq.format import trace
+from cometmq.format.compression import compress_records
 from cometmq.format.ids import offset_id
 from cometmq.format.properties import KEYS, SHARDING_KEY, TAGS, UNIQ_KEY
 from cometmq.format.record import decode
@@ -21,11 +22,11 @@ from cometmq.native import accelerator
 from cometmq.native.interface import TracePack
 
 BODY_BYTES_MAX = 128_000  # of one message of records, as RocketMQ's
+COMPRESS_ABOVE_BYTES = 4_096  # as RocketMQ's
 KEYS_BYTES_MAX = 16_384  # of all keys of one message
 KEY_BYTES_MAX = 1_024  # a longer one is no key of the trace
 WHOLE_COUNT = 8  # messages that are sent together where there are many records
 
-_MARK = f"{trace.TRACE_ON}\x01".encode()
 _NO_KEY = str.maketrans("\x00\x01\x02", "   ")  # what no property has
 
 
@@ -171,7 +172,7 @@ class PlainPack:
 class Packed(NamedTuple):
     """One message of records."""
 
-    body: bytes
+    body: bytes  # a ZlibBody above COMPRESS_ABOVE_BYTES
     keys: str  # with blanks between them
     record_count: int
 
@@ -235,18 +236,22 @@ class Packer:
         count: int,
         sampled: range,
         form: SentForm,
+        *,
+        is_marked: bool,
     ) -> None:
         """Takes the records of a segment's messages, the first one at ``starts[first]``: of those
-        in ``sampled``, and of those that are marked.
+        in ``sampled``, and of those that are marked, which there are only if ``is_marked``.
         """
         native, at = self._native, 0
         if native is None:
-            for index in range(count) if _MARK in records else sampled:
+            for index in range(count) if is_marked else sampled:
                 self._look_at_sent(records, starts[first + index], index, index in sampled, form)
             return
         step = sampled.step if sampled else 0
         while at < count:
-            at = native.put_sent(records, starts, first, at, count, sampled.start, step, form)
+            at = native.put_sent(
+                *(records, starts, first, at, count, sampled.start, step, is_marked, form)
+            )
             if native.is_full:
                 self._close()
             elif at < count:
@@ -314,6 +319,8 @@ class Packer:
     def _close(self) -> None:
         count = self._pack.count
         body, keys = self._pack.take()
+        if len(body) > COMPRESS_ABOVE_BYTES:
+            body = compress_records(body)
         self._whole.append(Packed(body, keys.decode("utf-8", "replace"), count))
 
 

@@ -617,6 +617,8 @@ odd_messages: list[Any] = [
     *(Message("T", b"", properties={"A": "b"}), Message("T", b"", properties={"1": "b"})),
     *(Message("T", b"", properties={"TAGS": "b"}), Message("T", b"", properties={"WAIT": "b"})),
     *(Message("T", b"", properties={"a": ""}), Message("T", b"", properties={"": "a"})),
+    *(Message("T", b"", properties={"TRACE_ON": "true"}),),
+    *(Message("T", bytes(240), properties={"TRACE_ON": "x" * 500}),),
     *(Message("T", b"", properties={"a\x00": "b"}), Message("T", b"", properties={"a": "\x01"})),
     *(Message("T", b"", properties={"1ST_POP_TIME": "b"}),),
     *(Message("T", b"", properties={"a": "x" * size}) for size in (32_720, 32_721, 70_000)),
@@ -656,14 +658,17 @@ def test_encoding_many_is_the_same(
         if message.__class__ is Message and message.topic == "T" and message.sharding_key == "":
             message.sharding_key = "ä"
 
-    def run() -> tuple[bytes, list[int], int]:
+    def run() -> tuple[bytes, list[int], bool, int]:
         buffer, made.counter = bytearray(b"before"), 0xFFFF
-        starts = made.extend(buffer, messages, at, count_max, form, 3, is_keyed=is_keyed, **limits)
-        return bytes(buffer), list(starts), made.counter
+        starts, is_marked = made.extend(
+            buffer, messages, at, count_max, form, 3, is_keyed=is_keyed, **limits
+        )
+        return bytes(buffer), list(starts), is_marked, made.counter
 
     plain, fast = both(run)
     assert fast == plain
-    records, starts, counter = fast
+    records, starts, is_marked, counter = fast
+    assert is_marked is (b"TRACE_ON\x01" in records)
     assert counter == 0xFFFF + len(starts)
     made.counter = 0xFFFF
     alone = bytearray(b"before")
@@ -688,7 +693,7 @@ def test_delayed_messages_are_encoded_together() -> None:
     def run(at: int) -> tuple[bytes, int]:
         buffer, made.counter = bytearray(), 0
         limits = {"bytes_max": 4096, "body_bytes_max": 250, "born_time_ms": 1234}
-        starts = made.extend(buffer, messages, at, 9, form, 4, is_keyed=False, **limits)
+        starts, _ = made.extend(buffer, messages, at, 9, form, 4, is_keyed=False, **limits)
         return bytes(buffer), len(starts)
 
     plain, fast = both(lambda: [run(at) for at in (0, 3, 4)])
@@ -736,7 +741,7 @@ def test_messages_with_a_time_of_their_own_are_encoded_together(
     def run() -> tuple[bytes, int]:
         buffer, made.counter = bytearray(), 0
         limits = {"bytes_max": 4096, "body_bytes_max": 250, "born_time_ms": 1234}
-        starts = made.extend(buffer, messages, 0, 9, form, 0, is_keyed=False, **limits)
+        starts, _ = made.extend(buffer, messages, 0, 9, form, 0, is_keyed=False, **limits)
         return bytes(buffer), len(starts)
 
     plain, fast = both(run)
@@ -775,7 +780,7 @@ def test_a_middle_that_is_too_short_is_not_read(middle: bytes, prefix_bytes: int
     buffer = bytearray()
     form = ("T", {"": middle}, prefix_bytes, 0, True, b"", 0)
     arguments: list[Any] = [buffer, [Message("T", b"")], 0, 1, form, False, 4096, 100, 0, 0, 0, 0]
-    assert accelerator().encode_run(*arguments) == b""
+    assert accelerator().encode_run(*arguments) == (b"", False)
     arguments[4] = (*form[:2], -1, *form[3:])
     with pytest.raises(ValueError, match="out of range"):
         accelerator().encode_run(*arguments)

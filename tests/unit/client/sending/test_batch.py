@@ -52,6 +52,7 @@ def test_splitting_loses_nothing_and_keeps_the_order(
     runs: list[list[bytes]], chosen: set[int]
 ) -> None:
     batch = batch_of(runs)
+    batch.is_marked = True
     before = contents(batch)
     taken, rest = batch.split(chosen)
     wanted = [item for item in before if item[0] in chosen]
@@ -62,6 +63,7 @@ def test_splitting_loses_nothing_and_keeps_the_order(
     assert [w for part in parts for w in part.waiters] == batch.waiters
     assert all(part.sequence == 3 for part in parts)
     for part in parts:
+        assert part.is_marked, "a traced message is in one of them"
         counters = [counter for _, _, counter in contents(part)]
         assert counters == list(range(counters[0], counters[0] + len(counters))), "ids have a gap"
 

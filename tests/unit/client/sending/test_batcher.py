@@ -173,6 +173,7 @@ async def test_an_adopted_batch_keeps_its_identity_and_its_futures() -> None:
     futures = old.put(old.slot(3), b"1", b"2")
     old.batcher.close()
     (moved,) = old.closed
+    moved.is_marked = True
     new.buffer.used = moved.size  # the buffer is the producer's, so it counts them already
     new.put(new.slot(), b"before")
     new.batcher.adopt(moved, new.slot(7))
@@ -180,6 +181,7 @@ async def test_an_adopted_batch_keeps_its_identity_and_its_futures() -> None:
     assert (bodies(before), bodies(adopted)) == ([b"before"], [b"1", b"2"])
     assert adopted.waiters == futures
     assert adopted.deadline_s == moved.deadline_s
+    assert (before.is_marked, adopted.is_marked) == (False, True)
     ids = [r.unique_id for r in decode_all(adopted.records)]
     assert ids == [r.unique_id for r in decode_all(moved.records)]
     segment = adopted.segments[0]
@@ -264,6 +266,8 @@ class Way(Collected):
         """Everything about the closed batches but the incarnation of their ids."""
         assert self.batcher.encoder is not None
         stream = self.batcher.encoder.stream
+        for batch in self.closed:
+            assert batch.is_marked is (b"\x02TRACE_ON\x01" in batch.records)
         return [
             (
                 batch.records.replace(stream.encode(), b"-" * len(stream)),
@@ -304,6 +308,7 @@ UNUSUAL: list[Callable[[str, bytes], Message]] = [
     lambda topic, body: Message(topic, body, "tag", properties={"name": "wert ü", "x": "1"}),
     lambda topic, body: Message(topic, body, "tag", ("k",), {"name": "v"}, sharding_key="s"),
     lambda topic, body: Message(topic, body, sharding_key="ß", delay_level=2),
+    lambda topic, body: Message(topic, body, properties={"n": "v", "TRACE_ON": "false"}),
     lambda topic, body: Message(topic, body, flag=5),
     lambda topic, body: Message(topic, body, delay_level=1),
     lambda topic, body: Message(topic, body, delay_level=3),

@@ -4,6 +4,7 @@ writes for the same messages.
 
 from __future__ import annotations
 
+import zlib
 from array import array
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -19,6 +20,7 @@ from cometmq.client.tracing import pack
 from cometmq.client.tracing.pack import Packed, Packer, after_form, before_form, sent_form
 from cometmq.client.tracing.sampling import Sampling, is_wanted
 from cometmq.format import trace
+from cometmq.format.compression import ZlibBody, compress_records
 from cometmq.format.ids import offset_id
 from cometmq.format.properties import KEYS, SHARDING_KEY, TAGS, UNIQ_KEY
 from cometmq.format.properties import decode as decode_properties
@@ -86,8 +88,13 @@ def record_of(properties: bytes, body: bytes) -> bytes:
 
 
 def packed(packer: Packer) -> list[Packed]:
+    """With plain bodies."""
     found = []
     while (one := packer.next()) is not None:
+        if isinstance(one.body, ZlibBody):
+            one = one._replace(body=zlib.decompress(one.body))
+            assert len(one.body) > pack.COMPRESS_ABOVE_BYTES
+        assert len(one.body) <= pack.BODY_BYTES_MAX
         found.append(one)
     assert not len(packer)
     return found
@@ -125,6 +132,7 @@ def check_keys(found: list[Packed], keys_max: int) -> None:
     room=st.sampled_from([0, 3, ROOM]),
     kind=st.sampled_from([-1, trace.HALF, trace.DELAY]),
     is_stored=st.booleans(),
+    may_be_marked=st.booleans(),
 )
 def test_records_of_what_was_sent(
     sent: list[tuple[bytes, bytes]],
@@ -135,11 +143,13 @@ def test_records_of_what_was_sent(
     room: int,
     kind: int,
     is_stored: bool,
+    may_be_marked: bool,
 ) -> None:
     tail = [f"UNIQ_KEY\x01{STREAM}{counter + n:08X}\x02".encode() for n in range(len(sent))]
     parts = [record_of(p + end, body) for (p, body), end in zip(sent, tail, strict=True)]
     records, starts = b"".join(parts), array("I", [0, *accumulate(map(len, parts[:-1]))])
     sampled = Sampling(period).indexes(STREAM, counter, len(sent))
+    is_marked = may_be_marked or b"TRACE_ON" in records
     form = sent_form(
         *(7, "P", "T", "b:1", 3, STREAM, counter),
         kind=kind,
@@ -148,7 +158,7 @@ def test_records_of_what_was_sent(
     )
 
     def fill(packer: Packer) -> None:
-        packer.put_sent(records, starts, 0, len(sent), sampled, form)
+        packer.put_sent(records, starts, 0, len(sent), sampled, form, is_marked=is_marked)
 
     results = both(fill, period=period, room=room, body_bytes_max=body_max, keys_bytes_max=keys_max)
     assert results[0] == results[-1]
@@ -251,13 +261,13 @@ def test_many_records_make_few_messages_and_each_is_found_by_its_keys() -> None:
         id_host=HOST,
         log_offset=0,
     )
-    packer.put_sent(b"".join(parts), starts, 0, count, range(count), form)
+    packer.put_sent(b"".join(parts), starts, 0, count, range(count), form, is_marked=False)
     assert packer.is_pressing
     found = packed(packer)
     assert len(found) <= count // 300
+    assert len(compress_records(found[0].body)) < len(found[0].body) // 6
     number = 0
     for one in found:
-        assert len(one.body) <= pack.BODY_BYTES_MAX
         words = set(one.keys.split(" "))
         for record in trace.decode(one.body.decode()):
             assert record.message_id == f"{STREAM}{number:08X}"
@@ -284,11 +294,12 @@ def test_a_pack_of_the_extension_refuses_what_is_out_of_range() -> None:
         (0, 0, 1, -1),
     ):
         with pytest.raises(ValueError, match="out of range"):
-            one.put_sent(b"", starts, first, at, count, 0, step, form)
-    assert one.put_sent(b"\x00" * 200, starts, 0, 0, 2, 0, 1, form) == 0, "no record there"
-    assert one.put_sent(b"", starts, 1, 0, 1, 0, 1, form) == 0
+            one.put_sent(b"", starts, first, at, count, 0, step, True, form)
+    assert one.put_sent(b"\x00" * 200, starts, 0, 0, 2, 0, 1, True, form) == 0, "no record there"
+    assert one.put_sent(b"", starts, 1, 0, 1, 0, 1, True, form) == 0
+    assert one.put_sent(b"", starts, 1, 0, 1, 0, 0, False, form) == 1, "none is looked at"
     with pytest.raises(ValueError, match="digit"):
-        one.put_sent(b"", starts, 0, 0, 0, 0, 1, form._replace(kind=10))
+        one.put_sent(b"", starts, 0, 0, 0, 0, 1, True, form._replace(kind=10))
     assert one.put_calls([object()], 0, (b"", b"", b"")) == 0
     assert one.choose([object()], 0, 1, "T", []) == 0
     with pytest.raises(TypeError):
