@@ -103,6 +103,7 @@ class _Flow:
         return (*self._node, topic, _flag(is_system(topic)), *group, *is_retry)
 
 
+DELAY_RESULTS = ("delivered", "dropped", "lost")
 TIMER_RESULTS = ("delivered", "recalled", "dropped", "lost")
 
 
@@ -203,6 +204,13 @@ class MemberMetrics:
             "rocketmq_delay_message_latency",
             "How long after its time a delayed message was delivered: first and last of each run.",
         )
+        self.delay_out = counter(
+            "cometmq_delay_dequeue",
+            "Messages of delay levels whose time has come, by what became of them.",
+            ["result"],
+        )
+        for result in DELAY_RESULTS:
+            self.delay_out.labels(result)
         by_topic = (*NODE, "topic")
         self._committed = counter(
             "rocketmq_commit_messages", "Half messages that were committed.", by_topic

@@ -197,6 +197,16 @@ class HalvesReached:
 
 
 @dataclass(frozen=True, slots=True)
+class DelaysDropped:
+    """A topic is deleted: of a delay level's messages before ``ends[level]``, an offset in the
+    level's queue, those of the topic are not delivered.
+    """
+
+    topic: str
+    ends: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class HalvesDropped:
     """A topic is deleted: of the half queue's messages before ``end`` those of the topic are not
     committed.
@@ -303,6 +313,7 @@ Change = (
     | OffsetsReset
     | DelaysReached
     | HalvesReached
+    | DelaysDropped
     | HalvesDropped
     | StreamsReached
     | AttemptsStored
@@ -630,6 +641,12 @@ _KINDS: dict[type[Change], _Kind] = {
         frozenset("o"),
         lambda c: {"o": sorted(c.offsets.items())},
         lambda f: DelaysReached({_int(level): _int(offset) for level, offset in f["o"]}),
+    ),
+    DelaysDropped: _Kind(
+        "delay-drop",
+        frozenset("no"),
+        lambda c: {"n": c.topic, "o": sorted(c.ends.items())},
+        lambda f: DelaysDropped(_str(f["n"]), {_int(level): _int(end) for level, end in f["o"]}),
     ),
     HalvesReached: _Kind(
         "halves",

@@ -58,6 +58,43 @@ class LevelProgress:
         self.offset += count
 
 
+class LevelDrops:
+    """Messages of delay levels that are not delivered: their topic was deleted since they were
+    stored, and may have been created again.
+    """
+
+    def __init__(self) -> None:
+        self.skips: Mapping[int, int] = {}  # no message of a level is recalled
+        # By the topic, then by the level: messages of before, which lie below this offset.
+        self.dropped: dict[str, dict[int, int]] = {}
+
+    def drop_topic(self, topic: str, ends: Mapping[int, int]) -> None:
+        """A topic is deleted: its messages before the end of their level are dropped."""
+        self.dropped[topic] = dict(ends)
+
+    def is_dropped(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Whether the message for the topic at this offset of a level's queue is dropped."""
+        return offset < self.dropped.get(topic, {}).get(delayed.level_of(queue_id), 0)
+
+    def reached(self, offsets: Mapping[int, int]) -> None:
+        """The levels are delivered up to these offsets."""
+        self._keep(lambda level, end: end if end > offsets.get(level, 0) else 0)
+
+    def limit(self, end_of: Callable[[int], int]) -> None:
+        """The queues of the levels end there: after damage an end may be lost, and others get these
+        offsets.
+        """
+        self._keep(lambda level, end: min(end, end_of(level)))
+
+    def _keep(self, end_now: Callable[[int, int], int]) -> None:
+        kept: dict[str, dict[int, int]] = {}
+        for topic, ends in self.dropped.items():
+            for level, end in ends.items():
+                if now := end_now(level, end):
+                    kept.setdefault(topic, {})[level] = now
+        self.dropped = kept
+
+
 class DelayProgress:
     """All levels. ``written`` is what the state in the log knows. Levels that the list has no more
     keep their place: it may get them back.
@@ -90,6 +127,11 @@ class DelayProgress:
         """The levels that have delivered something."""
         now = {number: level.offset for number, level in self.levels.items() if level.offset}
         return now | self._gone
+
+    def waiting_ends(self, end_of: Callable[[int], int]) -> dict[int, int]:
+        """The ends of the queues of those levels in which messages wait."""
+        ends = {number: end_of(number) for number in self.levels}
+        return {number: end for number, end in ends.items() if self.levels[number].offset < end}
 
     def __iter__(self) -> Iterator[tuple[int, LevelProgress]]:
         return iter(self.levels.items())

@@ -23,6 +23,7 @@ from cometmq.messaging import group_policy, groups, topics
 from cometmq.messaging.changes import (
     AttemptsStored,
     Change,
+    DelaysDropped,
     DelaysReached,
     GenerationsCounted,
     GenerationsRaised,
@@ -53,6 +54,7 @@ from cometmq.messaging.changes import (
     join,
 )
 from cometmq.messaging.dedup import StreamEntry, StreamTable
+from cometmq.messaging.delay import LevelDrops
 from cometmq.messaging.generations import GenerationTable, History
 from cometmq.messaging.group_policy import ConsumeMode
 from cometmq.messaging.groups import GroupSettings
@@ -96,7 +98,7 @@ LOCK_BYTES = 300
 POP_BYTES, LEASE_BYTES = 200, 120
 ATTEMPT_BYTES = 60
 SECRET_ENTRY_BYTES = 110
-TIMER_SKIP_BYTES, DROP_BYTES = 40, 200
+TIMER_SKIP_BYTES, DROP_BYTES, LEVEL_END_BYTES = 40, 200, 25
 ATTEMPTS_PER_CHANGE = 800  # with the longest names they fit a record
 CHECK_STEP_BYTES = 16
 POLICY_BYTES = 1_200  # with as many retry steps as there may be
@@ -133,6 +135,7 @@ class BrokerState:
         self.resets = ResetTable()
         self.halves = HalfTable()  # takes halves and ends
         self.delays: dict[int, int] = {}  # level → offset in its queue of delayed messages
+        self.delay_drops = LevelDrops()
         self.timers = TimerTable()  # takes what is delivered and recalled
         self.secrets = HandleSecrets()
         self.pops = PopTable()  # takes what members receive and acknowledge
@@ -260,6 +263,7 @@ class BrokerState:
         self.read_quotas = other.read_quotas
         self.offsets = other.offsets
         self.delays = other.delays
+        self.delay_drops = other.delay_drops
         self.streams = other.streams
         self.sent_ids = other.sent_ids
         self.attempts = other.attempts
@@ -317,6 +321,7 @@ class BrokerState:
     def _reach(
         self,
         change: DelaysReached
+        | DelaysDropped
         | HalvesReached
         | HalvesDropped
         | StreamsReached
@@ -342,6 +347,7 @@ class BrokerState:
     def _progress(
         self,
         change: DelaysReached
+        | DelaysDropped
         | HalvesReached
         | HalvesDropped
         | StreamsReached
@@ -351,6 +357,9 @@ class BrokerState:
         match change:
             case DelaysReached(offsets):
                 self.delays = dict(offsets)
+                self.delay_drops.reached(offsets)
+            case DelaysDropped(topic, ends):
+                self.delay_drops.drop_topic(topic, ends)
             case HalvesReached(progress):
                 self.halves.restore(progress)
             case HalvesDropped(topic, end):
@@ -513,6 +522,8 @@ class BrokerState:
     def _reached(self) -> Iterator[Change]:
         if self.delays:
             yield DelaysReached(self.delays)
+        for topic, ends in self.delay_drops.dropped.items():
+            yield DelaysDropped(topic, ends)
         if self.halves.progress != HalfProgress():
             yield HalvesReached(self.halves.progress)
         for topic, end in self.halves.dropped.items():
@@ -579,6 +590,8 @@ class BrokerState:
         entries += POP_BYTES * self.pops.queue_count + LEASE_BYTES * self.pops.lease_count
         entries += TIMER_SKIP_BYTES * len(self.timers.skips)
         entries += DROP_BYTES * (len(self.timers.dropped) + len(self.halves.dropped))
+        level_ends = self.delay_drops.dropped.values()
+        entries += DROP_BYTES * len(level_ends) + LEVEL_END_BYTES * sum(map(len, level_ends))
         return entries + entries // 8 + RECORD_HEAD_BYTES  # more heads: one in each record
 
     def validate(self) -> None:

@@ -206,6 +206,10 @@ class TimerTable:
         if end > self.rolled:
             self.dropped[topic] = end
 
+    def is_dropped(self, topic: str, _queue_id: int, offset: int) -> bool:
+        """Whether the message for the topic at this offset is dropped."""
+        return offset < self.dropped.get(topic, 0)
+
     def as_written(self) -> Iterator[tuple[TimerMark, Sequence[Timer]]]:
         """The mark with all skips, in pieces that fit a change each; nothing while there never was
         a timer.
@@ -223,6 +227,7 @@ class TimerTable:
             self.rolled = min(self.rolled, end)
         # Others get these offsets.
         self.skips = {offset: due_ms for offset, due_ms in self.skips.items() if offset < end}
+        self.dropped = {topic: min(limit, end) for topic, limit in self.dropped.items()}
 
 
 def skip_changes(timers: Sequence[Timer]) -> Iterator[Sequence[Timer]]:

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from cometmq.format import delayed, record
 from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.format.relay import relay
-from cometmq.member.metrics import MemberMetrics
+from cometmq.member.metrics import DELAY_RESULTS, MemberMetrics
 from cometmq.member.relay import RelayWriter
 from cometmq.messaging.changes import TopicPut
 from cometmq.model import TopicConfig
@@ -87,7 +87,7 @@ class Parts:
     """What sends and delivers in one life of the writer."""
 
     def __init__(self, member: Member, clock: WallClock) -> None:
-        metrics = MemberMetrics(CollectorRegistry(), "c", "g")
+        metrics = self.metrics = MemberMetrics(CollectorRegistry(), "c", "g")
         policy = ProducePolicy(1 << 30, False, TopicConfig(""), 30.0, 30.0)
         self.produce = ProduceHandler(member.storage, member.keeper, policy, HOST, metrics, clock)
         relays = RelayWriter(member.storage, member.state.topics, HOST, metrics)
@@ -95,6 +95,15 @@ class Parts:
             *(member.storage, member.keeper, relays, metrics, clock),
             BelievedTime(clock, metrics, 0),
         )
+
+    async def deliver(self) -> None:
+        """All that is due."""
+        while await self.schedule.deliver_due() == 0.0:
+            pass
+
+    def counts(self) -> dict[str, int]:
+        """What became of the messages in this life."""
+        return {how: int(self.metrics.delay_out.labels(how)._value.get()) for how in DELAY_RESULTS}
 
 
 def _span(units: bytes) -> tuple[int, int]:
@@ -117,8 +126,7 @@ async def test_every_message_comes_once_in_time_whatever_ends_the_writer(
                         story.clock.now_ms += source.choice([10, 900, 1_000, 5_000, 40_000])
                     case _:
                         await member.on_disk()
-                        while await parts.schedule.deliver_due() == 0.0:
-                            pass
+                        await parts.deliver()
                         await member.on_disk()
                         story.check(member, parts)
                         if source.random() < 0.3:
@@ -126,8 +134,7 @@ async def test_every_message_comes_once_in_time_whatever_ends_the_writer(
             await member.on_disk()
     story.clock.now_ms += 3_600_000
     async with story.life(tmp_path / "store", clean=True) as (member, parts):
-        while await parts.schedule.deliver_due() == 0.0:
-            pass
+        await parts.deliver()
         story.check(member, parts)
     assert story.clock.now_ms > START_MS
 
@@ -178,8 +185,7 @@ async def test_messages_that_need_a_closer_look_take_no_others_along(tmp_path: P
         await member.keeper.drop_topic("Gone")
         damage(tmp_path, bodies[5])
         clock.now_ms += 5_000
-        while await parts.schedule.deliver_due() == 0.0:
-            pass
+        await parts.deliver()
         await member.on_disk()
         for queue_id in range(QUEUES):
             there = [n for n in range(300) if n not in (5, 20) and n % 3 % 2 == queue_id]
@@ -188,6 +194,42 @@ async def test_messages_that_need_a_closer_look_take_no_others_along(tmp_path: P
                 of_level = [body for body in found_bodies if int(body[5:]) % 2 == level]
                 assert of_level == [bodies[n] for n in there if n % 2 == level]
         assert [parts.schedule.progress.levels[level].offset for level in (1, 2)] == [150, 150]
+        assert parts.counts() == {"delivered": 298, "dropped": 1, "lost": 1}
+
+
+async def test_a_topic_that_is_created_again_gets_nothing_of_the_old_one(tmp_path: Path) -> None:
+    """Nor after the writer has ended. What is dropped is counted, and in the end forgotten."""
+    story = Story(random.Random(0))
+
+    async def send(parts: Parts, body: bytes, *levels: int) -> None:
+        for level in levels:
+            queue = (SCHEDULE_TOPIC, delayed.queue_id_of(level))
+            one = encoded(*queue, body, properties=delayed.prefix(level, "T", 0))
+            await parts.produce.take(one, [Claim("T", 0, 1, level)], HOST)
+
+    async with story.life(tmp_path / "store", clean=False) as (member, parts):
+        await send(parts, b"in time", 1)
+        await member.on_disk()
+        story.clock.now_ms += 1_000
+        await parts.deliver()
+        await send(parts, b"old", 1, 4)
+        await member.on_disk()
+        await member.keeper.drop_topic("T")
+        await member.put("T", QUEUES)
+        await send(parts, b"new 1", 1)
+        await send(parts, b"new 2", 2)
+        await send(parts, b"new 4", 4)
+        assert member.state.delay_drops.dropped == {"T": {1: 2, 4: 1}}
+        await member.on_disk()
+    async with story.life(tmp_path / "store", clean=True) as (member, parts):
+        for waited_ms, left, dropped in ((5_000, {"T": {4: 1}}, 1), (30_000, {}, 2)):
+            story.clock.now_ms += waited_ms
+            await parts.deliver()
+            await member.on_disk()
+            member.keeper.write_progress(story.clock.monotonic_s())
+            assert member.state.delay_drops.dropped == left
+            assert parts.counts() == {"delivered": 1 + dropped, "dropped": dropped, "lost": 0}
+        assert sorted(bodies_of(member, 0)) == [b"new 1", b"new 2", b"new 4"]
 
 
 async def test_a_level_that_is_always_full_does_not_keep_the_others_waiting(

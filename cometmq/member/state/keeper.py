@@ -16,12 +16,14 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from cometmq.clock import Clock
 from cometmq.errors import CometError, GroupNotFound, SlaveNotAvailable, TopicNotFound
 from cometmq.flight_recorder import Stage, recorder
+from cometmq.format.delayed import SCHEDULE_TOPIC, queue_id_of
 from cometmq.format.timers import TIMER_QUEUE
 from cometmq.member.state.statelog import encode_record
 from cometmq.member.storage.member_storage import MemberStorage, Segment
 from cometmq.messaging import group_policy
 from cometmq.messaging.changes import (
     Change,
+    DelaysDropped,
     DelaysReached,
     HalvesDropped,
     HalvesReached,
@@ -241,6 +243,8 @@ class StateKeeper:
             change = self.state.plan_drop(topic, by_system=by_system)
             _, timers_end = self._storage.store.queue_bounds(*TIMER_QUEUE)
             waiting: list[Change] = [TimersDropped(topic, timers_end)] if timers_end else []
+            if level_ends := self.delays.waiting_ends(self._level_end):
+                waiting.append(DelaysDropped(topic, level_ends))
             if len(self.state.halves):
                 waiting.append(HalvesDropped(topic, self.state.halves.end))
             # Nothing may follow the deletion into the old queues: at recovery everything after it
@@ -253,6 +257,9 @@ class StateKeeper:
                 self.closing.discard(topic)
             self._on_drop(topic)
             self._on_topics()
+
+    def _level_end(self, level: int) -> int:
+        return self._storage.store.queue_bounds(SCHEDULE_TOPIC, queue_id_of(level))[1]
 
     async def put_group(self, settings: GroupSettings) -> None:
         """Create a consumer group or change its settings. Raises what ``plan_group`` raises."""

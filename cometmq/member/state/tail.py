@@ -36,6 +36,7 @@ def progress_of(store: MessageStore, state: BrokerState, now_s: float) -> DelayP
         return store.queue_bounds(SCHEDULE_TOPIC, queue_id_of(level))[1]
 
     progress = DelayProgress(state.delays, end_of)
+    state.delay_drops.limit(end_of)
     if store.adoption is not None:  # RocketMQ's tables know all that it did
         return progress
     tail = Tail(state.streams, state.attempts, state.sent_ids, now_s)

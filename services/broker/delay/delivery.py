@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import compress
 from typing import NamedTuple, Protocol
 
@@ -52,7 +51,9 @@ class Delivered(NamedTuple):
 
 
 class Gone(Protocol):
-    """Which messages of the queue are not delivered, as ``messaging.timers.TimerTable`` knows."""
+    """Which messages of the queues are not delivered, as ``messaging.timers.TimerTable`` and
+    ``messaging.delay.LevelDrops`` know.
+    """
 
     @property
     def skips(self) -> Mapping[int, int]:
@@ -60,17 +61,13 @@ class Gone(Protocol):
         ...
 
     @property
-    def dropped(self) -> Mapping[str, int]:
-        """By their topics: those below these offsets. The topic was deleted since."""
+    def dropped(self) -> Container[str]:
+        """Topics that were deleted while messages waited for them."""
         ...
 
-
-@dataclass(frozen=True, slots=True)
-class NoneGone:
-    """All are delivered."""
-
-    skips: Mapping[int, int] = field(default_factory=dict)
-    dropped: Mapping[str, int] = field(default_factory=dict)
+    def is_dropped(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Whether the message for the topic, which waits at this offset, was stored before."""
+        ...
 
 
 class Delivery:
@@ -158,7 +155,7 @@ class Delivery:
                 continue
             if not isinstance(one, Record):
                 self.lose(message.span[0], str(one))
-            elif queue := self.target(one, message.offset):
+            elif queue := self.target(one):
                 try:
                     relayed.append(relay(one, *queue, self._relays.host))
                 except (StoreDamaged, PropertiesTooLarge) as error:
@@ -170,25 +167,27 @@ class Delivery:
 
     # --- where a message goes ---------------------------------------------------------------------
 
-    def target(self, found: Record, offset: int) -> QueueKey | None:
+    def target(self, found: Record) -> QueueKey | None:
         """The queue that a message goes to; None: none, it is dropped."""
         if timers.recalls(found.raw_properties):  # a tombstone: its work is done
             return None
         target = delayed.target_of(found.raw_properties)
-        queue = "it names no topic" if target is None else self._queue(target, offset)
+        queue = "it names no topic" if target is None else self._queue(target, found)
         if not isinstance(queue, str):
             return queue
         log.warning("%s is dropped", self._noun, extra=fields(at=found.log_offset, reason=queue))
         self._count_gone("dropped")
         return None
 
-    def _queue(self, target: QueueKey, offset: int | None = None) -> QueueKey | str:
-        """The queue for messages that are meant for ``target``, or why there is none."""
+    def _queue(self, target: QueueKey, found: Record | None = None) -> QueueKey | str:
+        """The queue for messages that are meant for ``target``, or for this one, or why there is
+        none.
+        """
         topic, queue_id = target
         config = self._keeper.state.topics.find(topic)
         if config is None or topic in self._keeper.closing:
             return f"topic {topic} is gone"
-        if offset is not None and offset < self._gone.dropped.get(topic, 0):
+        if found and self._gone.is_dropped(topic, found.queue_id, found.queue_offset):
             return f"topic {topic} was deleted since, and created again"
         delivery_queue_id = config.delivery_queue_id(queue_id)
         if delivery_queue_id is None:

@@ -22,7 +22,7 @@ from cometmq.messaging.delay import LevelProgress, Now
 from cometmq.model import QueueKey
 from cometmq.telemetry import fields
 from services.broker.delay.believed_time import BelievedTime
-from services.broker.delay.delivery import Delivery, DueMessage, NoneGone
+from services.broker.delay.delivery import Delivery, DueMessage
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,8 @@ class ScheduleService:
         self._clock = clock
         self._time = time
         self._delivery = Delivery(
-            *(storage, keeper, relays, clock, "a delayed message", NoneGone()), lambda _: None
+            *(storage, keeper, relays, clock, "a delayed message", keeper.state.delay_drops),
+            lambda result: metrics.delay_out.labels(result).inc(),
         )
         self._first = 0  # of all levels, the next turn begins with this one
 
@@ -82,6 +83,7 @@ class ScheduleService:
             low, end, _ = self._storage.bounds(queue)
             if level.offset < low:  # retention had to remove what was not due yet
                 log.error("delayed messages are lost", extra=fields(queue=queue[1], to=low))
+                self._metrics.delay_out.labels("lost").inc(low - level.offset)
                 level.delivered(low - level.offset)
             if level.offset >= end:
                 continue
@@ -117,7 +119,8 @@ class ScheduleService:
             for number, (log_offset, size, _) in enumerate(queueunit.iterate(part.units))
         ]
         fitting = due[: self._delivery.fitting(one.span[1] for one in due)]
-        done, _ = await self._delivery.deliver(fitting)
+        done, appended = await self._delivery.deliver(fitting)
+        self._metrics.delay_out.labels("delivered").inc(appended)
         left = done
         for part in parts:
             count = min(left, len(part.units) // queueunit.UNIT_BYTES)

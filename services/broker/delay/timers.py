@@ -460,7 +460,7 @@ class TimerService:
             if not isinstance(one, Record):
                 self._delivery.lose(span[0], str(one))
             # In a newer record the deletion of its topic is not seen any more.
-            elif self.table.is_pending(timer) and self._delivery.target(one, timer.offset):
+            elif self.table.is_pending(timer) and self._delivery.target(one):
                 try:
                     again = relay(one, *TIMER_QUEUE, self._relays.host, due_ms=timer.due_ms)
                     relayed.append(again)

@@ -214,6 +214,7 @@ KINDS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
         "r": _count,
         "x": _is_list_of(lambda value: _is_counts(value, 2)),
     },
+    "delay-drop": {"n": _is_name, "o": _is_list_of(lambda value: _is_counts(value, 2))},
     "half-drop": {"n": _is_name, "o": _number(1, 2**63 - 1)},
     "timer-drop": {"n": _is_name, "o": _number(1, 2**63 - 1)},
     "secret": {
@@ -307,7 +308,8 @@ class State:
     quotas: dict[str, list[int]] = field(default_factory=dict)
     offsets: dict[tuple[str, str, int], Commit] = field(default_factory=dict)
     delays: dict[int, int] = field(default_factory=dict)
-    # In a state snapshot further than the changes before it.
+    # By the topic, then by the level. In a state snapshot further than the changes before it.
+    delay_drops: dict[str, dict[int, int]] = field(default_factory=dict, compare=False)
     halves: Json = field(default_factory=dict, compare=False)
     half_drops: dict[str, int] = field(default_factory=dict, compare=False)
     # In a state snapshot further than the changes before it: (watermark, arrivals, rolled).
@@ -466,6 +468,15 @@ class State:
 
     def _delays(self, change: Json, _: object) -> None:
         self.delays = {level: offset for level, offset in change["o"]}
+        self.delay_drops = {
+            topic: left
+            for topic, ends in self.delay_drops.items()
+            if (left := {n: end for n, end in ends.items() if end > self.delays.get(n, 0)})
+        }
+
+    def _delay_drop(self, change: Json, place: object) -> None:
+        expect(bool(change["o"]), place, "delay-drop: no level")
+        self.delay_drops[change["n"]] = dict(change["o"])
 
     def _halves(self, change: Json, _: object) -> None:
         self.halves = change

@@ -14,6 +14,7 @@ from cometmq.errors import StateTooNew, StoreDamaged
 from cometmq.messaging.changes import (
     AttemptsStored,
     Change,
+    DelaysDropped,
     DelaysReached,
     GenerationsCounted,
     GenerationsRaised,
@@ -160,6 +161,7 @@ GOLDEN: dict[str, Change] = {
     '{"k":"halves","h":40,"o":7,"c":[[44,2],[51,1]]}': HalvesReached(
         HalfProgress(40, 7, ((44, 2), (51, 1)))
     ),
+    '{"k":"delay-drop","n":"orders","o":[[3,20],[18,2]]}': DelaysDropped("orders", {3: 20, 18: 2}),
     '{"k":"half-drop","n":"orders","o":44}': HalvesDropped("orders", 44),
     '{"k":"timer","w":[1700000000000,41],"a":50,"r":7,"x":[[1700000360000,44]]}': TimersReached(
         TimerMark(Timer(1_700_000_000_000, 41), 50, 7), (Timer(1_700_000_360_000, 44),)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cometmq.format import delayed, queueunit, record
-from cometmq.messaging.delay import DelayProgress, LevelProgress, Now
+from cometmq.messaging.delay import DelayProgress, LevelDrops, LevelProgress, Now
 from tests.support.stores.small_stores import START_MS
 from tests.unit.format.test_batch import make
 
@@ -60,6 +60,21 @@ def test_a_progress_beyond_the_end_of_its_queue_begins_at_the_end() -> None:
     progress.reached(delayed.queue_id_of(2), 8)
     progress.reached(400, 8)  # no queue of a level
     assert progress.offsets == {1: 10, 2: 9}
+
+
+def test_messages_of_a_deleted_topic_are_known_until_their_levels_have_passed_them() -> None:
+    drops = LevelDrops()
+    drops.drop_topic("T", {1: 10, 3: 5})
+    level_1, level_2 = delayed.queue_id_of(1), delayed.queue_id_of(2)
+    assert drops.is_dropped("T", level_1, 9)
+    for topic, queue_id, offset in (("T", level_1, 10), ("T", level_2, 0), ("U", level_1, 9)):
+        assert not drops.is_dropped(topic, queue_id, offset)
+    drops.reached({1: 10, 3: 4})
+    assert drops.dropped == {"T": {3: 5}}
+    drops.limit(lambda _level: 2)  # others get the offsets from there on
+    assert drops.dropped == {"T": {3: 2}}
+    drops.reached({3: 2})
+    assert not drops.dropped
 
 
 def test_a_target_is_read_as_any_program_may_have_written_it() -> None:

@@ -26,6 +26,8 @@ from cometmq.errors import (
 from cometmq.messaging import topics
 from cometmq.messaging.changes import (
     Change,
+    DelaysDropped,
+    DelaysReached,
     GenerationsRaised,
     OffsetsCommitted,
     QueuesCounted,
@@ -388,6 +390,16 @@ def test_without_copy_or_base_there_is_no_state() -> None:
     tail = state.snapshot_records(bytes_max=1)[1:] + change_records([state.plan_drop("orders")])
     with pytest.raises(StoreDamaged):
         loaded(tail)
+
+
+def test_a_copy_knows_what_waits_for_deleted_topics() -> None:
+    state = BrokerState()
+    for change in (DelaysReached({1: 4}), DelaysDropped("T", {1: 9, 5: 3})):
+        state.apply(change)
+    copy = loaded(state.snapshot_records())
+    assert copy.delay_drops.dropped == {"T": {1: 9, 5: 3}}
+    copy.apply(DelaysReached({1: 9, 5: 2}))
+    assert copy.delay_drops.dropped == {"T": {5: 3}}
 
 
 def test_a_copy_cut_short_does_no_harm() -> None:
