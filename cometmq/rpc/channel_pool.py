@@ -27,6 +27,9 @@ DIAL = BackoffPolicy(first_s=1.0, max_s=5.0)
 SHARED_S = 0.1  # callers that ask together use one attempt
 # A call that its channel cancels looks as if its task were cancelled: calls end by themselves.
 GRACE_S = 600.0  # for calls that were in flight: a server that stops lets them end
+# gRPC hears of cancelled calls a moment later. Another event loop of the process would get
+# what is meant for this one, and log that this one is closed.
+CANCELLED_S = 0.02
 DIALLING_GRACE_S = 6.0  # for calls that wait for an attempt; others would be made for ever
 
 _LOST = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
@@ -111,3 +114,5 @@ class ChannelPool:
         for one in kept.values():
             await one.channel.close()
         await asyncio.gather(*self._retiring)
+        if kept:
+            await asyncio.sleep(CANCELLED_S)

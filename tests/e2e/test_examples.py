@@ -68,6 +68,19 @@ PRINTED = {
     ],
 }
 
+ONE_LOOP_AFTER_THE_OTHER = """
+import asyncio
+from cometmq.client import Message, Producer
+
+async def send():
+    async with Producer() as producer:
+        await producer.send_and_wait(Message("Images", b"one"))
+        print("sent")
+
+for _ in range(6):
+    asyncio.run(send())
+"""
+
 pytestmark = pytest.mark.timeout(180)
 
 
@@ -163,6 +176,21 @@ def test_it_prints_what_it_promises(example: Example, name: str) -> None:
     assert len(lines) == len(wanted), lines
     for pattern in wanted:
         assert any(re.fullmatch(pattern, line) for line in lines), (pattern, lines)
+
+
+def test_a_program_runs_one_event_loop_after_the_other(example: Example) -> None:
+    """What gRPC hears late of the calls of one loop would make the next one log errors."""
+    program = example.folder / "loops.py"
+    program.write_text(ONE_LOOP_AFTER_THE_OTHER)
+    done = subprocess.run(
+        [sys.executable, program],
+        env=os.environ | {"COMETMQ_NAMESRV": example.namesrv, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=RUN_S_MAX,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("sent\n" * 6, "")
 
 
 def test_the_count_is_exact_after_a_second_run(example: Example) -> None:
