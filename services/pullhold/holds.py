@@ -47,7 +47,7 @@ ANY: frozenset[int] = frozenset()
 PASSED_S_MAX = 3.0  # a hold that has passed messages is answered by then: the position is committed
 EMPTY_PULLS_MAX = 3  # pulls in a row that found nothing where the watch reported something
 MESSAGES_PER_WAKE = 32  # that one member of a group receives: so many arrivals wake one
-STALE_MAX = 1_024  # deadlines above twice the number of holds; then those of ended holds go
+STALE_MAX = 1_024  # deadlines above twice the number of holds; then one of each hold is kept
 
 
 class Holds:
@@ -239,10 +239,13 @@ class Holds:
         """The holds that are due, ended. A PULLING hold has its deadline too."""
         for hold in self._graces.pop_due(now_s):
             queue = hold.queue
-            unreachable = queue.known is None and now_s >= queue.unknown_since_s + self._grace_s
-            if unreachable and hold.state is HoldState.WAITING:
-                self.end(hold, now_s)
-                yield hold, Due.UNREACHABLE
+            if queue.known is not None or hold.state is not HoldState.WAITING:
+                continue
+            if now_s < queue.unknown_since_s + self._grace_s:  # it was known meanwhile
+                self._give_grace(hold, queue)
+                continue
+            self.end(hold, now_s)
+            yield hold, Due.UNREACHABLE
         for hold in self._deadlines.pop_due(now_s):
             if hold.deadline_s > now_s:  # it has gone on since
                 self._deadlines.push(hold.deadline_s, hold, len(self))
@@ -279,7 +282,7 @@ class Holds:
                 assert min(deadlines[hold]) <= hold.deadline_s
                 assert hold.answers_left >= 1
                 if hold.state is HoldState.WAITING and queue.known is None:
-                    assert queue.unknown_since_s + self._grace_s in graces[hold]
+                    assert min(graces[hold]) <= queue.unknown_since_s + self._grace_s
                 elif hold.state is HoldState.WAITING:
                     assert queue.known is not None
                     newer = hold.generation > queue.known[0]
@@ -475,8 +478,9 @@ def _nothing() -> None:
 
 
 class Deadlines:
-    """A heap. A hold that ends stays in it until its time comes or the heap is cleaned. ``sooner``
-    is called when a time comes in that is earlier than all others.
+    """A heap. A hold may be in it several times, and stays in it when it ends, until its time comes
+    or the heap is cleaned. ``sooner`` is called when a time comes in that is earlier than all
+    others.
     """
 
     def __init__(self) -> None:
@@ -493,8 +497,15 @@ class Deadlines:
             self.sooner()
         heapq.heappush(self._heap, (when_s, next(self._numbers), hold))
         if len(self._heap) > 2 * hold_count + STALE_MAX:
-            self._heap = [e for e in self._heap if e[2].state is not HoldState.DONE]
-            heapq.heapify(self._heap)
+            self._clean()
+
+    def _clean(self) -> None:
+        """Keep the earliest time of each hold that has not ended."""
+        first: dict[Hold, tuple[float, int, Hold]] = {}
+        for entry in sorted(self._heap):
+            if entry[2].state is not HoldState.DONE:
+                first.setdefault(entry[2], entry)
+        self._heap = list(first.values())
 
     def next_s(self) -> float | None:
         """The earliest time; None: there is none."""

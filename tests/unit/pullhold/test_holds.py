@@ -10,7 +10,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from cometmq.errors import InvalidRequest, LimitExceeded
 from cometmq.messaging.inline_messages import WANTED_ARRIVALS
-from services.pullhold.holds import EMPTY_PULLS_MAX, PASSED_S_MAX, Holds
+from services.pullhold.holds import EMPTY_PULLS_MAX, PASSED_S_MAX, STALE_MAX, Holds
 from services.pullhold.model import (
     ClusterQueue,
     Due,
@@ -295,6 +295,25 @@ def test_the_deadlines_of_ended_holds_do_not_pile_up() -> None:
 
 
 # --- ends -----------------------------------------------------------------------------------------
+
+
+def test_the_deadlines_of_holds_that_pass_messages_and_go_on_do_not_pile_up() -> None:
+    holds = holds_with(A0)
+    count = STALE_MAX
+    for _ in range(count):
+        park(holds, want(codes=RED, answers_max=64), 0.0, client="many")
+    maximum = 0
+    for turn in range(60):
+        now_s = turn / 100
+        maximum += 1
+        assert not holds.observe_arrival(A0, 1, maximum, BLUE, now_s)
+        maximum += 1
+        for hold in holds.observe_arrival(A0, 1, maximum, RED, now_s):
+            holds.go_on(hold, 1, maximum, now_s)
+        assert len(holds._deadlines) <= 2 * count + STALE_MAX
+    holds.validate()
+    assert len(list(holds.due(15.5))) == 0
+    assert len(list(holds.due(15.6))) == count
 
 
 def test_a_queue_that_is_gone_ends_its_holds() -> None:
