@@ -123,7 +123,10 @@ class GroupNameInvalid(RequestError):
     """The consumer group name breaks the rules of names."""
 
     code = 1002
-    advice = "Use 1 to 255 characters of letters, digits, '%', '|', '_' and '-'."
+    advice = (
+        "Use 1 to 255 characters of letters, digits, '%', '|', '_' and '-'; 120 at most for a "
+        "group that receives (POP) or sends messages back."
+    )
 
 
 class QueueCountInvalid(RequestError):

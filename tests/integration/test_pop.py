@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from cometmq.errors import (
     CometError,
     FilterInvalid,
     GroupModeMismatch,
+    GroupNameInvalid,
     GroupNotFound,
     HandleInvalid,
     InvalidRequest,
@@ -27,6 +29,7 @@ from cometmq.errors import (
 from cometmq.format import record
 from cometmq.format.properties import SHARDING_KEY
 from cometmq.format.record import Record
+from cometmq.member.state.keeper import StateKeeper
 from cometmq.messaging.changes import GroupDropped
 from cometmq.messaging.state import STATE_TOPIC
 from cometmq.model import QueueKey, ReplicationMode
@@ -261,6 +264,33 @@ async def test_a_message_that_nobody_acknowledges_is_a_dead_letter_after_its_tri
         assert (await broker.committed("G", "T", 0)).offset == 2  # type: ignore[union-attr]
 
 
+async def test_a_dead_letter_that_cannot_be_stored_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_room(keeper: StateKeeper, *_: object, **__: object) -> None:
+        raise LimitExceeded("there are as many topics as there may be")
+
+    clock = Ahead()
+    async with running_broker(tmp_path, clock=clock) as broker:
+        await sent(broker, 1, b"0", b"1")
+        settings = pb.GroupSettings(group="G", retry_times_max=0, mode=pb.CONSUME_MODE_POP)
+        await broker.admin.PutGroup(pb.PutGroupRequest(settings=settings))
+        assert bodies(await receive_from(broker)) == [b"0", b"1"]
+        clock.later_s = 31
+        with monkeypatch.context() as patch:
+            patch.setattr(StateKeeper, "create_system_topic", no_room)
+            await broker.send("T", 0, b"2")
+            await broker.read_queue("T", 0)
+            [run] = (await receive_from(broker)).runs
+            assert [one.body for one in record.decode_all(run.records)] == [b"2"]
+            assert await ack(broker, run.handle) == [None]
+            assert 0 < (await receive_from(broker)).again_ms <= 10_000
+        clock.later_s = 42
+        assert not (await receive_from(broker)).runs
+        assert await broker.bodies(DLQ, 0) == [b"0", b"1"]
+        assert (await broker.committed("G", "T", 0)).offset == 3  # type: ignore[union-attr]
+
+
 async def test_a_restart_keeps_leases_and_acknowledgements(tmp_path: Path) -> None:
     """RocketMQ #3503, #7724, #7914, #10985."""
     clock = Ahead()
@@ -339,6 +369,8 @@ async def test_an_attempt_that_comes_again_gets_the_same(tmp_path: Path) -> None
         first = await receive_from(broker, max_count=7, attempt_id="a")
         second = await receive_from(broker, max_count=7, attempt_id="a")
         assert list(first.runs) == list(second.runs)
+        less = await receive_from(broker, max_count=1, max_bytes=1, attempt_id="a")
+        assert list(less.runs) == list(first.runs), "its handles name no message that it lacks"
         await ack(broker, first.runs[0].handle)
         third = await receive_from(broker, max_count=7, attempt_id="a")
         assert list(third.runs) == list(first.runs)[1:] or len(first.runs) == 1
@@ -379,6 +411,80 @@ async def test_what_a_call_got_before_it_was_cancelled_is_its_own(
         second = await receive_from(broker, max_count=20)
         assert len(bodies(first)) == 10
         assert sorted(bodies(first) + bodies(second)) == sorted(numbers(0, 20))
+
+
+class SlowQueue:
+    """Holds back the first call that looks at a queue, in its turn."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.reached, self.go_on = asyncio.Event(), asyncio.Event()
+        from_queue = receive.ReceiveService._from_queue
+
+        async def waits(service: Any, *args: Any) -> None:
+            if not self.reached.is_set():
+                self.reached.set()
+                await self.go_on.wait()
+            await from_queue(service, *args)
+
+        patch.setattr(receive.ReceiveService, "_from_queue", waits)
+
+
+async def test_a_group_that_is_about_to_pull_receives_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a member got behind the hand-over would come a second time."""
+    async with running_broker(tmp_path) as broker:
+        await sent(broker, 2)
+        await put_mode(broker, pb.CONSUME_MODE_POP)
+        assert not (await receive_from(broker)).runs  # the next call begins with queue 1
+        for queue_id in (0, 1):
+            await broker.send("T", queue_id, b"%d" % queue_id)
+            await broker.read_queue("T", queue_id)
+        slow = SlowQueue(monkeypatch)
+        call = asyncio.create_task(receive_from(broker))
+        await slow.reached.wait()
+        change_of_mode = asyncio.create_task(put_mode(broker, pb.CONSUME_MODE_PULL))
+
+        async def is_leaving() -> bool:
+            try:
+                await ack(broker)
+            except grpc.aio.AioRpcError:
+                return True
+            return False
+
+        await until_async(is_leaving)
+        slow.go_on.set()
+        assert isinstance(await refusal(call), GroupModeMismatch)
+        await change_of_mode
+
+
+async def test_what_was_received_before_a_reset_is_not_sent_back_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_broker(tmp_path) as broker:
+        await sent(broker, 1, b"0")
+        settings = pb.GroupSettings(group="G", retry_times_max=0, mode=pb.CONSUME_MODE_POP)
+        await broker.admin.PutGroup(pb.PutGroupRequest(settings=settings))
+        [run] = (await receive_from(broker)).runs
+        slow, sends_away = SlowQueue(monkeypatch), asyncio.Event()
+        send_away = acks.AckService._send_away
+
+        async def told(service: Any, *args: Any) -> Any:
+            sends_away.set()
+            return await send_away(service, *args)
+
+        monkeypatch.setattr(acks.AckService, "_send_away", told)
+        other = asyncio.create_task(receive_from(broker))
+        await slow.reached.wait()
+        failed = asyncio.create_task(change(broker, later(run.handle, 0, failed=True)))
+        await sends_away.wait()
+        reset = pb.ResetOffsetsRequest(group="G", topic="T", offset=1)
+        await broker.admin.ResetOffsets(reset)
+        slow.go_on.set()
+        await other
+        [refused] = await failed
+        assert isinstance(refused, HandleInvalid)
+        assert isinstance(await refusal(broker.status(DLQ, 0)), TopicNotFound)
 
 
 async def send_keys(broker: BrokerClient, keys: Sequence[str]) -> None:
@@ -684,6 +790,7 @@ async def test_a_fail_over_keeps_leases_and_acknowledgements(tmp_path: Path) -> 
         ({"form": 9}, InvalidRequest),
         ({"client_id": "\n"}, InvalidRequest),
         ({"group": ""}, CometError),
+        ({"group": "g" * 121}, GroupNameInvalid),  # its retry topic would have a name too long
     ],
 )
 async def test_a_wrong_receive_is_refused(

@@ -28,6 +28,12 @@ def mask_of(runs: Sequence[int]) -> int:
     return mask
 
 
+def mask_of_offsets(offsets: Sequence[int]) -> tuple[int, int]:
+    """The first of these messages, which rise, and their mask."""
+    first = offsets[0]
+    return first, sum(1 << (offset - first) for offset in offsets)
+
+
 def runs_of(mask: int) -> list[int]:
     """The lengths that describe ``mask``, whose lowest bit is set."""
     assert mask & 1

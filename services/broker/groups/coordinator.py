@@ -96,9 +96,10 @@ class GroupCoordinator(GroupReads):
         self, name: str, address: str, mode: ConsumeMode = ConsumeMode.PULL
     ) -> None:
         """Create a missing group, which the client at ``address`` wants. Raises what
-        :meth:`is_there` raises; LimitExceeded.
+        :meth:`is_there` raises; LimitExceeded; GroupNameInvalid of one that would receive.
         """
         while not self.is_there(name):
+            _check_mode(name, mode)
             if name.startswith(BROADCAST_PREFIX):
                 self._check_broadcasters()
             self._creations.take(address, self._clock.monotonic_s())
@@ -188,6 +189,7 @@ class GroupCoordinator(GroupReads):
         def checked(before: GroupSettings | None) -> GroupSettings:
             settings = wanted(before)
             check_settings(settings)
+            _check_mode(name, settings.policy.mode)
             return settings
 
         async with AsyncExitStack() as leaving:
@@ -350,3 +352,11 @@ def _group_of(config: TopicConfig) -> str:
         if config.name.startswith(prefix):
             return config.name.removeprefix(prefix)
     return ""
+
+
+def _check_mode(group: str, mode: ConsumeMode) -> None:
+    """GroupNameInvalid: the group is to receive, and its retry topic cannot have its name. What
+    fails would stand in the way of all that comes behind it.
+    """
+    if mode is ConsumeMode.POP:
+        retry.retry_topic(group)

@@ -161,6 +161,8 @@ class AckService:
         key = held.handle.key
         async with self._groups.turn(group, key).lock:
             mask = held.lease.part(held.first, held.mask)
+            if self._groups.pops.find(group, key) is not held.queue:
+                raise HandleInvalid("the group was reset")
             if held.queue.find(held.lease.number) is not held.lease or not mask:
                 raise HandleInvalid("the messages of this handle came again")
             lease = held.lease

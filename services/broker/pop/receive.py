@@ -18,13 +18,16 @@ from cometmq.messaging import retry
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.pop import acking
 from cometmq.messaging.pop.leases import OPEN_MAX, Done, Lease, QueueLeases
-from cometmq.messaging.pop.masks import dense, offsets_of
+from cometmq.messaging.pop.masks import dense, mask_of_offsets, offsets_of
 from cometmq.messaging.pop.ordering import ORDERED_OPEN_MAX
 from cometmq.messaging.pull import PullStatus
 from cometmq.model import RETRY_PREFIX, Position, QueueKey
 from cometmq.store.queries import Boundary
+from cometmq.telemetry import fields, logger
 from services.broker.groups.resets import Bound, ResetTarget
 from services.broker.pop.groups import PopGroups, Turn
+
+_log = logger(__name__)
 
 COUNT_MAX = 1_024
 BYTES_MAX = 3 * 1024 * 1024  # with one message more an answer has less than 8 MiB
@@ -35,6 +38,7 @@ QUEUES_PER_TURN = 64  # of the loop
 SCANS_MAX = 8  # pulls of a queue in one call that find nothing for the filter
 REPEATS_MAX = 10_000  # answers that can be repeated
 AGAIN_MS = 1_000  # for what no return tells: messages not to be seen yet, queues left out
+BURY_AGAIN_MS = 10_000  # until dead letters are tried again that could not be stored
 _ORDERED_BYTES = 256 * 1024  # that are looked at for messages of other message groups
 
 
@@ -269,6 +273,7 @@ class ReceiveService:
 
     async def _from_queue(self, call: _Call, wanted: Wanted, key: QueueKey) -> None:
         group = call.ask.group
+        self._groups.check_receive(group)  # its mode may be about to change
         # Before the queue is looked at: what comes back meanwhile may have been missed.
         return_number = self._groups.returns.number(group, key)
         queue = self._groups.pops.find(group, key)
@@ -327,20 +332,36 @@ class ReceiveService:
             return True  # acknowledged, or reset, meanwhile
         is_shown = not any(isinstance(one, OffsetInvalid) for _, one in found)
         good, dead = self._sorted(call, key, lease, found)
-        for offset in dead:
-            await self._groups.send_away(call.ask.group, key, lease, offset, 1, retry.DEAD)
         if dead:
+            await self._bury(call, key, queue, lease, dead)
             good = [pair for pair in good if lease.part(pair[0], 1)]
         if not good or queue.find(number) is not lease:
             return is_shown
         await call.room(sum(len(one) for _, one in good))
         good = [pair for pair in good if lease.part(pair[0], 1)]
         if good and self._groups.pops.find(call.ask.group, key) is queue:
-            first = good[0][0]
-            mask = sum(1 << (offset - first) for offset, _ in good)
+            first, mask = mask_of_offsets([offset for offset, _ in good])
             records = b"".join(one for _, one in good)
             self._give(call, key, number, first, mask, lease.attempt + 1, records)
         return is_shown
+
+    async def _bury(
+        self, call: _Call, key: QueueKey, queue: QueueLeases, lease: Lease, dead: Sequence[int]
+    ) -> None:
+        """Send messages that have no try left to the dead letters. While these take none, they wait
+        a little longer: the queue's other messages go on.
+        """
+        group, (first, mask) = call.ask.group, mask_of_offsets(dead)
+        try:
+            await self._groups.send_away(group, key, lease, first, mask, retry.DEAD)
+        except CometError as error:
+            about = fields(group=group, topic=key[0], queue=key[1], reason=error.message)
+            _log.warning("dead letters wait", extra=about)
+            held = lease.part(first, mask)
+            if held and self._groups.pops.find(group, key) is queue:
+                first, mask = acking.trimmed(lease.first, held)
+                again_ms = call.now_ms + BURY_AGAIN_MS
+                self._groups.give(group, key, lease.number, first, mask, again_ms, lease.attempt)
 
     def _sorted(
         self,
@@ -406,9 +427,7 @@ class ReceiveService:
                 start = queue.next_offset
                 first, mask = start, dense(answer.count)
                 if not is_all:
-                    offsets = [offset for offset, _, _ in places(answer.records)]
-                    first = offsets[0]
-                    mask = sum(1 << (offset - first) for offset in offsets)
+                    first, mask = mask_of_offsets([at for at, _, _ in places(answer.records)])
                 self._give(call, key, 0, first, mask, 1, answer.records)
             self._groups.pops.skip(call.ask.group, key, answer.next_position.offset)
             if answer.count:
@@ -535,7 +554,8 @@ class ReceiveService:
             if lease is None or lease.visible_ms <= call.now_ms:
                 continue
             offsets = list(offsets_of(lease.mask, lease.first))
-            found = await read_offsets(self._storage, key, offsets, call.ask.max_bytes)
+            # Its handle names all of them, also if it asks for less now.
+            found = await read_offsets(self._storage, key, offsets, BYTES_MAX)
             records = [one for _, one in found if isinstance(one, bytes)]
             await call.room(sum(map(len, records)))
             handle = self._groups.handle(group, key, lease)

@@ -19,6 +19,7 @@ from cometmq.model import QueueKey
 from cometmq.rpc.tasks import wait_at_most
 
 TICK_S = 0.01  # leases that end within it are told together
+_STALE_MAX = 64  # times above twice the number of queues; then those of earlier leases go
 
 _GroupQueue = tuple[str, QueueKey]
 
@@ -74,6 +75,8 @@ class PopReturns:
                 self._sooner.set()
             self._time_of[pair] = visible_ms
             heapq.heappush(self._times, (visible_ms, pair))
+            if len(self._times) > 2 * len(self._time_of) + _STALE_MAX:
+                self._times = sorted((time_ms, queue) for queue, time_ms in self._time_of.items())
 
     async def run(self) -> None:
         """Until it is cancelled."""

@@ -10,6 +10,7 @@ from cometmq.messaging.pop.masks import (
     dense,
     lowest,
     mask_of,
+    mask_of_offsets,
     offsets_of,
     runs_of,
     shifted,
@@ -28,6 +29,7 @@ def test_a_mask_is_its_set(numbers: set[int], count: int) -> None:
     assert list(offsets_of(mask(numbers), 7)) == [7 + n for n in sorted(numbers)]
     assert list(offsets_of(lowest(mask(numbers), count), 0)) == sorted(numbers)[:count]
     from_first = mask({n - min(numbers) for n in numbers})
+    assert mask_of_offsets([7 + n for n in sorted(numbers)]) == (7 + min(numbers), from_first)
     assert mask_of(runs_of(from_first)) == from_first
     spans = list(spans_of(from_first, 0))
     assert len(runs_of(from_first)) == 2 * len(spans) - 1
