@@ -129,12 +129,17 @@ class Replies:
     # --- what producers send ---
 
     def check(self, records: bytes, claims: Sequence[Claim]) -> Sequence[Reply]:
-        """The replies of a batch. ReplyInvalid, with the segment: one of them names nobody;
-        BatchMalformed.
+        """The replies of a batch. ReplyInvalid, with the segment: one of them names nobody, or
+        waits for something; BatchMalformed.
         """
         topic = self.topic
         if all(claim.topic != topic for claim in claims):
             return ()
+        for segment, claim in enumerate(claims):
+            # It would be handed out now, a half message before its transaction is committed.
+            if claim.topic == topic and (claim.waits or claim.half is not None):
+                reason = "a reply has no delay, and belongs to no transaction"
+                raise ReplyInvalid(reason, segment=segment)
         found: list[Reply] = []
         all_records = iter(decode_all(records))
         start = 0
@@ -192,17 +197,23 @@ class Replies:
         for outbox in self._outboxes.values():
             outbox.end()
 
-    def read(self, spans: Sequence[Span]) -> bytes:
-        """The records of replies, end to end; neighbours are read together. Those that are gone or
-        damaged are left out: their requesters are told as timed out.
+    async def read(self, spans: Sequence[Span]) -> bytes:
+        """The records of replies, end to end: from memory at once, else in a thread. Those that are
+        gone or damaged are left out: their requesters are told as timed out.
         """
         try:
-            return self._store.read_records(spans)
-        except (MessageNotFound, StoreDamaged) as error:
-            if len(spans) == 1:
-                _log.warning("a reply cannot be read", extra=fields(at=spans[0][0], error=error))
-                return b""
-            return b"".join(self.read([span]) for span in spans)
+            return self._store.read_records(spans, nowait=True)
+        except (BlockingIOError, MessageNotFound, StoreDamaged):
+            return await asyncio.to_thread(self._read_one_by_one, spans)
+
+    def _read_one_by_one(self, spans: Sequence[Span]) -> bytes:
+        found: list[bytes] = []
+        for span in spans:
+            try:
+                found.append(self._store.read_records([span]))
+            except (MessageNotFound, StoreDamaged) as error:
+                _log.warning("a reply cannot be read", extra=fields(at=span[0], error=error))
+        return b"".join(found)
 
     def late(self, count: int) -> None:
         """So many replies came to a requester that waited no more."""

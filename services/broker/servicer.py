@@ -434,7 +434,7 @@ class BrokerServicer(PopServicer):
         async with asyncio.TaskGroup() as tasks:
             reading = tasks.create_task(self._read_answers(context, stream))
             stopping = tasks.create_task(self._gate.when_draining(stream.end))
-            async for checks, refused in stream.outgoing():
+            async for checks, refused in stream.outgoing(context.room):
                 await context.write(transaction_wire.outgoing(checks, refused))
             reading.cancel()
             stopping.cancel()
@@ -470,10 +470,9 @@ class BrokerServicer(PopServicer):
         async with asyncio.TaskGroup() as tasks:
             reading = tasks.create_task(self._read_requester(outbox, first, context))
             async for spans in outbox.answers():
-                records = self._replies.read(spans)
-                response = broker_pb2.RepliesResponse(records=records)
-                await context.room(len(records))
-                await context.write(response)
+                await context.room(sum(size for _, size in spans))
+                records = await self._replies.read(spans)
+                await context.write(broker_pb2.RepliesResponse(records=records))
             reading.cancel()
 
     async def _read_requester(

@@ -337,6 +337,11 @@ async def test_replies_to_nobody_and_bad_streams_are_refused(tmp_path: Path) -> 
             error = await refusal(broker.stub.Send(sent))
             assert isinstance(error, ReplyInvalid), error
             assert error.segment == 0
+        for waits in ({"producer_group": "P"}, {"delay_level": 3}, {"delay_ms": 60_000}):
+            early = reply_of("a", "1", b"not yet")
+            early.MergeFrom(pb.OutgoingMessage(**waits))
+            error = await refusal(broker.stub.Send(pb.SendRequest(messages=[early])))
+            assert isinstance(error, ReplyInvalid), waits
         lane = await broker.lane()
         await broker.put_topic("T", 1)
         refused = await lane.refused(*batch(("T", 0, [b"."]), (TOPIC, 0, [b"."])))

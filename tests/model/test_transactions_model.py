@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from prometheus_client import CollectorRegistry
 
-from cometmq.errors import SlaveNotAvailable, TopicNotFound, TransactionEnded
+from cometmq.errors import AnswersUnread, SlaveNotAvailable, TopicNotFound, TransactionEnded
 from cometmq.format import halves, queueunit, record
 from cometmq.format.halves import GIVEN_UP_TOPIC, HALF_TOPIC, HalfForm
 from cometmq.member.metrics import MemberMetrics
@@ -49,6 +49,10 @@ GROUPS = ("P", "Q")
 
 
 # --- the pure table and board ---------------------------------------------------------------------
+
+
+async def enough_room(_size_bytes: int) -> None:
+    """A producer that reads what it is asked."""
 
 
 class Asking(RuleBasedStateMachine):
@@ -333,7 +337,7 @@ class Story:
             pass
         await parts.checks._give_up()
         for ask in list(parts.checks._board.asks(now_s)):
-            async for some in parts.checks.read(ask.offsets):
+            async for some in parts.checks.read(ask.offsets, enough_room):
                 ends = []
                 for one in some:
                     assert one.half == self.open[one.half.transaction_id]
@@ -483,7 +487,8 @@ async def test_a_damaged_half_stops_no_other_one(tmp_path: Path) -> None:
         stream = parts.checks.join("P", "c")
         parts.checks._board.look(clock.monotonic_s())
         offsets = [o for ask in parts.checks._board.asks(clock.monotonic_s()) for o in ask.offsets]
-        asked = [one.half async for some in parts.checks.read(offsets) for one in some]
+        read = parts.checks.read(offsets, enough_room)
+        asked = [one.half async for some in read for one in some]
         parts.checks.leave(stream)
         assert {story.open[names[0]], story.open[names[2]]} <= set(asked)
         await parts.service.give_up([bad.half_offset], "test")
@@ -630,12 +635,33 @@ async def test_a_producer_that_answers_without_reading_is_not_read(tmp_path: Pat
         assert not flooding.done()
         assert len(stream._refused) <= REFUSED_MAX
         count = 0
-        async for _, refused in stream.outgoing():
+        async for _, refused in stream.outgoing(enough_room):
             count += len(refused)
             if count == 50_000:
                 break
         await flooding
         parts.checks.leave(stream)
+
+
+async def test_no_record_is_read_before_there_is_room_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A producer that never reads would else cost a batch of records a stream."""
+    story = Story(random.Random(4))
+    async with life(tmp_path / "s", story.clock, clean=True) as (_, parts):
+        await story.send(parts)
+        sizes: list[int] = []
+
+        async def no_room(size_bytes: int) -> None:
+            sizes.append(size_bytes)
+            raise AnswersUnread("no room")
+
+        monkeypatch.setattr(TransactionChecks, "_raw", None)
+        offsets = [one.half_offset for one in story.open.values()]
+        with pytest.raises(AnswersUnread):
+            await anext(parts.checks.read(offsets, no_room))
+        table = parts.service.table
+        assert sizes == [sum(half[1] for at in offsets if (half := table.find(at)))]
 
 
 async def test_progress_tells_a_follower_nothing_but_itself(tmp_path: Path) -> None:

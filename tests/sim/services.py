@@ -110,7 +110,11 @@ class Checks(TransactionChecks):
     async def questions(self, stream: CheckStream) -> list[Check]:
         """What the producer of this stream is asked, since it fetched last."""
         offsets = self._questions.pop(stream.number, [])
-        return [check async for some in self.read(offsets) for check in some]
+        return [check async for some in self.read(offsets, _enough_room) for check in some]
+
+
+async def _enough_room(_size_bytes: int) -> None:
+    """Producers read what they are asked."""
 
 
 class SimLock:

@@ -20,6 +20,7 @@ from cometmq.errors import (
 )
 from cometmq.format import halves, record
 from cometmq.member.metrics import MemberMetrics
+from cometmq.member.read.reader import Room
 from cometmq.member.read.records import slices
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging.groups import check_client_id, check_name
@@ -91,15 +92,17 @@ class CheckStream:
         self._ended = True
         self._wake.set()
 
-    async def outgoing(self) -> AsyncIterator[tuple[list[Check], list[Refused]]]:
-        """What is to be written. Records are read when the one before has been written."""
+    async def outgoing(self, room: Room) -> AsyncIterator[tuple[list[Check], list[Refused]]]:
+        """What is to be written. Records are read when the one before has been written, and there
+        is ``room`` for them.
+        """
         while not self._ended:
             offsets = [self._asked.popleft() for _ in range(min(ASK_MAX, len(self._asked)))]
             refused, self._refused = self._refused, []
             self._has_room.set()
             if refused:
                 yield [], refused
-            async for some in self._checks.read(offsets):
+            async for some in self._checks.read(offsets, room):
                 yield some, []
             if not self._asked and not self._refused:
                 self._wake.clear()
@@ -196,13 +199,16 @@ class TransactionChecks:
                 if self._table.find(offset) is not None:
                     self._table.schedule(offset, again_s)
 
-    async def read(self, offsets: Sequence[int]) -> AsyncIterator[list[Check]]:
-        """Questions about these halves, in batches. One that cannot be read ends."""
+    async def read(self, offsets: Sequence[int], room: Room) -> AsyncIterator[list[Check]]:
+        """Questions about these halves, in batches that wait for ``room``. A half that cannot be
+        read ends.
+        """
         known = [(offset, half) for offset in offsets if (half := self._table.find(offset))]
         spans: list[Span] = [half[:2] for _, half in known]
         for part in slices(spans, ASK_MAX, BATCH_BYTES_MAX):
             checks: list[Check] = []
             lost: list[int] = []
+            await room(sum(size for _, size in spans[part]))
             found = await self._raw(spans[part])
             for (offset, half), raw in zip(known[part], found, strict=True):
                 if self._table.find(offset) is None:  # it ended while its record was read

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
-from cometmq.errors import ClientIdInUse
+from cometmq.errors import ClientIdInUse, MessageNotFound
 from cometmq.store.log.commitlog import Span
 from services.broker import replies
-from services.broker.replies import Outbox
+from services.broker.replies import Outbox, Replies
 
 
 async def taken(outbox: Outbox, count: int) -> list[list[Span]]:
@@ -47,3 +51,22 @@ async def test_a_stream_that_is_over_takes_and_gives_nothing() -> None:
     assert not outbox.put(1, 1)
     with pytest.raises(ClientIdInUse):
         await taken(outbox, 1)
+
+
+class ColdStore:
+    """Has nothing in memory, and nothing at place 7."""
+
+    def read_records(self, spans: Sequence[Span], *, nowait: bool = False) -> bytes:
+        if nowait:
+            raise BlockingIOError
+        assert threading.current_thread() is not threading.main_thread()
+        if any(at == 7 for at, _ in spans):
+            raise MessageNotFound("it is gone")
+        return b"".join(b"%d" % at for at, _ in spans)
+
+
+async def test_what_the_disk_has_is_read_in_a_thread_and_what_is_gone_left_out() -> None:
+    nothing: Any = None
+    store: Any = ColdStore()
+    taken = Replies(store, nothing, nothing, "c", nothing, nothing)
+    assert await taken.read([(1, 10), (7, 10), (2, 10)]) == b"12"
