@@ -12,6 +12,7 @@ from cometmq.admin.connection import Connection
 from cometmq.admin.views import HalfView, HalvesChangedView
 from cometmq.errors import (
     AlreadyResent,
+    DiskFull,
     GroupNameInvalid,
     InvalidRequest,
     LimitExceeded,
@@ -20,6 +21,8 @@ from cometmq.errors import (
     TransactionNotFound,
 )
 from cometmq.format.halves import GIVEN_UP_TOPIC
+from cometmq.member.state.keeper import StateKeeper
+from cometmq.messaging import resends
 from cometmq.rpc.interceptors import from_proto
 from cometmq.v1 import broker_pb2 as pb
 from tests.support.cluster.broker import BrokerClient, refusal, running_broker, running_namesrv
@@ -157,6 +160,33 @@ async def test_given_up_halves_are_resumed_once(tmp_path: Path) -> None:
         await until(lambda: not len(broker.state.halves))
         assert sorted(await broker.bodies("T", 0)) == [b"a", b"b"]
         call.cancel()
+
+
+async def test_a_half_is_open_once_though_its_mark_finds_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_broker(tmp_path, **ONE_CHECK) as broker:
+        await broker.put_topic("T", 1)
+        await send(broker, "P", b"a")
+        call = await _joined(broker)
+        await until(lambda: not len(broker.state.halves))
+        await until_async(lambda: _are_readable(broker, 1))
+        call.cancel()
+        resume = pb.ResumeChecksRequest(offsets=[0])
+        with monkeypatch.context() as patch:
+            patch.setattr(resends, "INTERVALS_IN_ALL_MAX", 0)
+            assert isinstance(await refusal(broker.admin.ResumeChecks(resume)), LimitExceeded)
+        assert not len(broker.state.halves)
+
+        def is_full(keeper: StateKeeper, _change: object) -> int:
+            raise DiskFull("no room for the mark")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(StateKeeper, "write", is_full)
+            assert isinstance(await refusal(broker.admin.ResumeChecks(resume)), DiskFull)
+        again = await broker.admin.ResumeChecks(resume)
+        assert isinstance(from_proto(again.results[0].error), AlreadyResent)
+        assert len(broker.state.halves) == 1
 
 
 async def _joined(broker: BrokerClient) -> Call:

@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from cometmq.clock import Clock
-from cometmq.errors import AlreadyResent, CometError, TopicNotFound, TransactionNotFound
+from cometmq.errors import (
+    AlreadyResent,
+    CometError,
+    Shortage,
+    TopicNotFound,
+    TransactionNotFound,
+)
 from cometmq.format import halves
 from cometmq.format.halves import CHECK_TIMES, GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC, QUEUE_ID
 from cometmq.format.record import Record
@@ -140,7 +146,7 @@ class HalfAdmin:
     async def resume(self, offsets: Sequence[int], asked_by: str) -> list[CometError | None]:
         """Have halves checked again that were given up, by their offsets in the topic of these.
         None for each that is open again. Returns when all is safe. Raises TopicNotFound (none was
-        given up), FlowControl, and what appending raises.
+        given up), FlowControl, LimitExceeded, and what appending raises.
         """
         if not self._keeper.has_topic(GIVEN_UP_TOPIC):
             raise TopicNotFound("no half message was given up here")
@@ -200,12 +206,17 @@ class HalfAdmin:
         if not made:
             return 0
         self._table.check_room(len(made))
+        low = self._storage.bounds((GIVEN_UP_TOPIC, QUEUE_ID))[0]
+        mark = MessagesResent(_KEY, self._keeper.state.resent.plan(_KEY, list(made), low))
         appended = self._relays.append(list(made.values())).appended
         at, now_s = appended.log_offset, self._clock.monotonic_s()
         places = zip(appended.queue_offsets, appended.segment_bytes, groups, strict=True)
         for half_offset, size, group in places:
             self._table.add(half_offset, (at, size, group), now_s)
             at += size
-        low = self._storage.bounds((GIVEN_UP_TOPIC, QUEUE_ID))[0]
-        plan = self._keeper.state.resent.plan(_KEY, list(made), low)
-        return self._keeper.write(MessagesResent(_KEY, plan))
+        try:
+            return self._keeper.write(mark)
+        except Shortage:
+            # The halves are open: the mark counts, and the next snapshot of the state has it.
+            self._keeper.state.apply(mark)
+            raise
