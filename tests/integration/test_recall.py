@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import threading
 import tracemalloc
 from pathlib import Path
 
@@ -14,8 +15,10 @@ import pytest
 from cometmq.client import Message, Producer, sync
 from cometmq.errors import LimitExceeded, MessageNotFound, PropertiesTooLarge, RecallHandleInvalid
 from cometmq.format import recall
+from cometmq.format.timers import TIMER_TOPIC
 from cometmq.model import ReplicationMode
 from cometmq.rpc.interceptors import from_proto
+from cometmq.store.base import BaseStore
 from cometmq.v1 import broker_pb2 as pb
 from services.broker.delay import recalls
 from tests.integration.test_broker_timers import end_of, has, now_ms, outgoing
@@ -201,6 +204,33 @@ async def test_what_waits_is_listed_by_topic_and_time(tmp_path: Path) -> None:
         assert [*page.messages, *rest.messages] == list(found.messages)
         assert not rest.HasField("next")
         assert await recalled(broker, found.messages[0].recall_handle) == [True]
+
+
+async def test_a_list_reads_no_disk_on_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand looks into a queue that is not in memory would hold everybody up."""
+    read_units = BaseStore.read_units
+
+    def as_if_cold(store: BaseStore, topic: str, *place: int, nowait: bool = False) -> bytes:
+        if topic == TIMER_TOPIC and nowait:
+            raise BlockingIOError
+        assert topic != TIMER_TOPIC or threading.current_thread() is not threading.main_thread()
+        return read_units(store, topic, *place, nowait=nowait)
+
+    async with running_broker(tmp_path) as broker:
+        await broker.put_topic("T", 1)
+        messages = [outgoing(b"x", delay_ms=HOUR_MS + n % 7) for n in range(20)]
+        await broker.stub.Send(pb.SendRequest(messages=messages))
+
+        async def are_listed() -> bool:
+            found = await broker.admin.ListDelayed(pb.ListDelayedRequest(count_max=1_000))
+            return len(found.messages) == 20
+
+        await until_async(are_listed)
+        with monkeypatch.context() as patch:
+            patch.setattr(BaseStore, "read_units", as_if_cold)
+            assert await are_listed()
 
 
 async def test_what_is_listed_dropped_or_recalled_is_read_piece_by_piece(tmp_path: Path) -> None:

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
-from cometmq.errors import MessageNotFound, StoreDamaged
 from cometmq.format import delayed, ids, timers
 from cometmq.format.record import Record
-from cometmq.format.timers import TIMER_QUEUE
-from cometmq.member.read.records import read_each, slices, span_of
+from cometmq.member.read.records import read_each, slices
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging.timers import Timer
-from cometmq.store.log.commitlog import Span
 from services.broker.delay.recalls import READ_BYTES_MAX, RecallService
 from services.broker.delay.timers import TimerService
 
@@ -102,13 +99,9 @@ class DelayedList:
 
     async def _records(self, found: list[Timer]) -> AsyncIterator[tuple[Timer, Record]]:
         """Those that are there and not damaged."""
-        spans: dict[Timer, Span] = {}
-        for timer in found:
-            try:
-                spans[timer] = span_of(self._storage, TIMER_QUEUE, timer.offset)
-            except (MessageNotFound, StoreDamaged):
-                continue
-        named, places = list(spans), list(spans.values())
+        spans = await self._timers.spans(found)
+        named = [timer for timer in found if timer in spans]
+        places = [spans[timer] for timer in named]
         for part in slices(places, PAGE_MAX, READ_BYTES_MAX):
             records = await read_each(self._storage.store, places[part])
             for timer, one in zip(named[part], records, strict=True):

@@ -355,7 +355,7 @@ class TimerService:
         """Append what has to be delivered of the first of these, all or nothing; how many of them
         are done.
         """
-        spans = await self._spans(self.table.wanted(due))
+        spans = await self.spans(self.table.wanted(due))
         sizes = (spans[timer][1] if timer in spans else 0 for timer in due)
         due = due[: self._delivery.fitting(sizes)]
         wanted = [timer for timer in due if timer in spans]
@@ -375,7 +375,7 @@ class TimerService:
         for timer in (due[0], due[-1]):
             self._metrics.timer_lateness_s.observe(max(0, now_ms - timer.due_ms) / 1000)
 
-    async def _spans(self, wanted: Sequence[Timer]) -> dict[Timer, Span]:
+    async def spans(self, wanted: Sequence[Timer]) -> dict[Timer, Span]:
         """Where the log has these messages. Those near each other in the queue are looked up
         together.
         """
@@ -442,7 +442,7 @@ class TimerService:
         )
         old = [one for one in waiting if one.offset < stop][: self._delivery.turn_count]
         if old:
-            spans = await self._spans(old)
+            spans = await self.spans(old)
             sizes = (spans[timer][1] if timer in spans else 0 for timer in old)
             old = old[: self._delivery.fitting(sizes)]
             await self._store_again({timer: spans[timer] for timer in old if timer in spans})
