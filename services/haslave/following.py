@@ -243,6 +243,8 @@ class Following:
         try:
             while True:
                 frame = await _read(call)
+                if acking.done():  # else the writer would wait for answers that never come
+                    acking.result()
                 with self.refusals.counting(Reason.ORDER):
                     if frame.WhichOneof("kind") != "chunk":
                         raise ReplicationBroken("a message came that is no chunk")
@@ -304,7 +306,8 @@ class Following:
                         no_election_ms=self._promise(self._promise_ms),
                         leaving=sent[2],
                     )
-                    await call.write(member_pb2.ReplicateRequest(ack=ack))
+                    with suppress(asyncio.InvalidStateError):  # reading tells why it has ended
+                        await call.write(member_pb2.ReplicateRequest(ack=ack))
                 await taken.wait()
                 taken.clear()
 

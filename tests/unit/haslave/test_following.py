@@ -60,9 +60,31 @@ async def test_who_was_let_in_may_soon_come_again(chunks: int) -> None:
     call, backoff = mock.Mock(), mock.Mock()
     call.read = mock.AsyncMock(side_effect=[*frames, grpc.aio.EOF])
     taken = mock.patch.object(following, "_take", mock.AsyncMock())
-    with taken, pytest.raises(PeerUnavailable):
+    answered = mock.patch.object(following, "_tell", mock.AsyncMock())
+    with taken, answered, pytest.raises(PeerUnavailable):
         await following._copy(call, backoff)
     assert backoff.reset.call_count == chunks
+
+
+async def test_a_follower_that_cannot_answer_does_not_go_on_copying() -> None:
+    following = Following(
+        mock.MagicMock(), Follower("c", "g1", 1, 4096), lambda ms: ms, WallClock()
+    )
+    frame = member_pb2.ReplicateResponse(chunk=member_pb2.LogChunk())
+    call = mock.Mock()
+
+    async def read() -> member_pb2.ReplicateResponse:
+        await asyncio.sleep(0)
+        return frame
+
+    call.read = read
+    failed = mock.AsyncMock(side_effect=ValueError("a fault of ours"))
+    with (
+        mock.patch.object(following, "_take", mock.AsyncMock()),
+        mock.patch.object(following, "_tell", failed),
+        pytest.raises(ValueError, match="a fault of ours"),
+    ):
+        await following._copy(call, mock.Mock())
 
 
 async def test_a_follower_without_a_writer_leaves_nobody() -> None:
