@@ -134,7 +134,10 @@ class WriterCore:
         try:
             await self.transactions.leave(log_offset)
         finally:
-            await self.timers.roll_before(log_offset)
+            try:
+                await self.schedule.leave(log_offset)
+            finally:
+                await self.timers.roll_before(log_offset)
 
     def described(self) -> namesrv_pb2.Member:
         """This member as it registers with name servers."""

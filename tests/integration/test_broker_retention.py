@@ -12,6 +12,7 @@ import pytest
 from cometmq.clock import SystemClock
 from cometmq.errors import DiskFull, InvalidRequest
 from cometmq.format import record
+from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
 from tests.support.cluster.broker import (
@@ -282,6 +283,29 @@ async def test_open_half_messages_are_given_up_before_their_log_goes(tmp_path: P
         assert len(broker.state.halves) == 4
 
 
+@pytest.mark.parametrize("crash", [False, True])
+async def test_a_delay_level_may_be_longer_than_the_log_is_kept(
+    tmp_path: Path, crash: bool
+) -> None:
+    clock = LaterClock()
+    async with running_broker(tmp_path, clock=clock, **OPTIONS) as broker:
+        await broker.put_topic("T", 2)
+        for n in range(20):
+            late = pb.OutgoingMessage(topic="T", queue_id=1, body=b"%d" % n, delay_level=18)
+            await broker.stub.Send(pb.SendRequest(messages=[late]))
+        await fill(broker, 20)
+        clock.later_ms = HOUR_MS + HOUR_MS // 2
+        await fill(broker, 8)
+        assert (await clean(broker)).log_file_count > 0
+        assert broker.store.queue_bounds(SCHEDULE_TOPIC, 17) == (20, 20)
+        if crash:
+            broker.crash()
+    clock.later_ms = 2 * HOUR_MS + 1_000
+    async with running_broker(tmp_path, clock=clock, **OPTIONS) as broker:
+        await until_async(lambda: shows_until(broker, "T", 20, queue_id=1))
+        assert await broker.bodies("T", 1) == [b"%d" % n for n in range(20)]
+
+
 async def test_what_waits_in_old_files_moves_in_batches_that_fit_a_file(tmp_path: Path) -> None:
     """All of it together is several files."""
     clock = LaterClock()
@@ -307,5 +331,5 @@ async def test_what_waits_in_old_files_moves_in_batches_that_fit_a_file(tmp_path
         await until_async(lambda: shows_until(broker, "T", 16 + count))
 
 
-async def shows_until(broker: LiveBroker, topic: str, offset: int) -> bool:
-    return (await broker.status(topic, 0)).max_offset == offset
+async def shows_until(broker: LiveBroker, topic: str, offset: int, queue_id: int = 0) -> bool:
+    return (await broker.status(topic, queue_id)).max_offset == offset

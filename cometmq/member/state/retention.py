@@ -22,7 +22,7 @@ from cometmq.flight_recorder import named_threads
 from cometmq.format import queueunit
 from cometmq.format.halves import HALF_TOPIC, QUEUE_ID
 from cometmq.member.config import MemberConfig
-from cometmq.member.state.statelog import keep_from, oldest_timer
+from cometmq.member.state.statelog import keep_from, oldest_delayed, oldest_timer
 from cometmq.member.storage.member_storage import BaseStorage
 from cometmq.messaging.state import BrokerState
 from cometmq.store.retention import (
@@ -256,8 +256,13 @@ class Retention:
         """Log offset of the oldest message that waits for its time or for its end."""
         floor, rolled = self._state.halves.progress.floor, self._state.timers.rolled
         half_at = await self._in_thread(lambda: self._half_at(floor))
-        timer_at = await self._in_thread(lambda: oldest_timer(self._store, rolled))
-        return timer_at if half_at is None else min(half_at, timer_at)
+        timed_at = await self._in_thread(lambda: self._timed_at(rolled))
+        return timed_at if half_at is None else min(half_at, timed_at)
+
+    def _timed_at(self, rolled: int) -> int:
+        """Log offset of the oldest message that waits for a time or a delay level."""
+        level_at = oldest_delayed(self._store, self._state.delays)
+        return min(level_at, oldest_timer(self._store, rolled))
 
     def _refuse(self, refuse: bool, spaces: Sequence[Space], verdict: Verdict) -> None:
         """Refuse sends from now on, or take them again."""
@@ -284,7 +289,7 @@ class Retention:
         """
         keep = keep_from(self._store)
         if self.before_removal is None:
-            keep = min(keep, oldest_timer(self._store, self._state.timers.rolled))
+            keep = min(keep, self._timed_at(self._state.timers.rolled))
         return keep
 
     def _take_look(self, commanded: bool, out_of_space: bool) -> Look:

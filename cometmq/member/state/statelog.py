@@ -4,12 +4,13 @@ Blocking, no asyncio.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
 from cometmq.errors import MessageNotFound, StateTooNew, StoreDamaged
 from cometmq.format import properties, queueunit, record, taghash
+from cometmq.format.delayed import SCHEDULE_TOPIC, queue_id_of
 from cometmq.format.timers import TIMER_QUEUE
 from cometmq.messaging.changes import (
     DelaysReached,
@@ -29,6 +30,7 @@ from cometmq.messaging.state import (
     StateRecord,
     find_copy_start,
 )
+from cometmq.model import DELAY_LEVEL_MAX
 from cometmq.store.base import BaseStore
 from cometmq.store.writer import MessageStore
 
@@ -213,6 +215,21 @@ def oldest_timer(store: BaseStore, rolled: int) -> int:
     first = max(low, rolled)
     unit = store.read_units(*TIMER_QUEUE, first, 1) if first < end else b""
     return queueunit.unit_at(unit, 0)[0] if unit else store.appended_offset
+
+
+def oldest_delayed(store: BaseStore, delivered: Mapping[int, int]) -> int:
+    """Log offset of the oldest message that may wait for a delay level; the log's end if there is
+    none. ``delivered``: by level, up to which offset of its queue.
+    """
+    oldest = store.appended_offset
+    for level in range(1, DELAY_LEVEL_MAX + 1):
+        queue = (SCHEDULE_TOPIC, queue_id_of(level))
+        low, end = store.queue_bounds(*queue)
+        first = max(low, delivered.get(level, 0))
+        unit = store.read_units(*queue, first, 1) if first < end else b""
+        if unit:
+            oldest = min(oldest, queueunit.unit_at(unit, 0)[0])
+    return oldest
 
 
 def newest_progress(store: Source) -> int:

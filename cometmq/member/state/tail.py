@@ -42,7 +42,7 @@ def progress_of(store: MessageStore, state: BrokerState, now_s: float) -> DelayP
     tail = Tail(state.streams, state.attempts, state.sent_ids, now_s)
     _read(store, tail)
     state.halves.log_end = tail.ended_halves
-    _skip_timers(store, state.timers, tail.timer_sources)
+    _skip_timers(store, state.timers, progress, tail.timer_sources)
     for source in tail.delivered.values():
         # Retention may have removed the source, and damage its unit.
         with suppress(MessageNotFound, StoreDamaged):
@@ -60,13 +60,19 @@ def progress_of(store: MessageStore, state: BrokerState, now_s: float) -> DelayP
     return progress
 
 
-def _skip_timers(store: MessageStore, timers: TimerTable, sources: Sequence[int]) -> None:
-    """What the log's end has of these messages of the timer queue is all that is to be done."""
+def _skip_timers(
+    store: MessageStore, timers: TimerTable, levels: DelayProgress, sources: Sequence[int]
+) -> None:
+    """What the log's end has of these messages of the timer queue, and of delay levels, is all that
+    is to be done.
+    """
     timers.limit(store.queue_bounds(*TIMER_QUEUE)[1])
     for source in sources:
         with suppress(MessageNotFound, StoreDamaged):
             found = record.decode(store.read_record(source))
-            if (found.topic, found.queue_id) == TIMER_QUEUE and is_in_queue(store, found):
+            if found.topic == SCHEDULE_TOPIC and is_in_queue(store, found):
+                levels.reached(found.queue_id, found.queue_offset)
+            elif (found.topic, found.queue_id) == TIMER_QUEUE and is_in_queue(store, found):
                 due_ms = due_of(found.raw_properties)
                 if due_ms is not None:
                     timers.skip(Timer(due_ms, found.queue_offset))

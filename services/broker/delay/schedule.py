@@ -10,11 +10,14 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from cometmq.clock import Clock
-from cometmq.errors import BrokerDraining, Shortage
-from cometmq.format import delayed, queueunit
+from cometmq.errors import BrokerDraining, CometError, Shortage
+from cometmq.format import delayed, queueunit, timers
 from cometmq.format.delayed import SCHEDULE_TOPIC
+from cometmq.format.record import Record
+from cometmq.format.relay import Relayed, relay, with_properties
+from cometmq.format.timers import TIMER_QUEUE, TIMER_TOPIC
 from cometmq.member.metrics import MemberMetrics
-from cometmq.member.read.records import read_units
+from cometmq.member.read.records import read_each, read_units
 from cometmq.member.relay import RelayWriter
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
@@ -22,7 +25,7 @@ from cometmq.messaging.delay import LevelProgress, Now
 from cometmq.model import QueueKey
 from cometmq.telemetry import fields
 from services.broker.delay.believed_time import BelievedTime
-from services.broker.delay.delivery import Delivery, DueMessage
+from services.broker.delay.delivery import EACH_COUNT_MAX, Delivery, DueMessage
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +56,9 @@ class ScheduleService:
             *(storage, keeper, relays, clock, "a delayed message", keeper.state.delay_drops),
             lambda result: metrics.delay_out.labels(result).inc(),
         )
+        self._keeper = keeper
+        self._relays = relays
+        self._one_at_a_time = asyncio.Lock()  # what moves the progress of a level
         self._first = 0  # of all levels, the next turn begins with this one
 
     async def run(self) -> None:
@@ -75,6 +81,10 @@ class ScheduleService:
 
     async def deliver_due(self) -> float | None:
         """Deliver some of what is due. Seconds until there is more; None: nothing waits at all."""
+        async with self._one_at_a_time:
+            return await self._deliver_due()
+
+    async def _deliver_due(self) -> float | None:
         now = Now(self._time.now_ms(), self._clock.monotonic_s())
         waits_s: list[float] = []
         parts: list[_Part] = []
@@ -132,6 +142,52 @@ class ScheduleService:
                     late_s = max(0, now.wall_ms - due_ms) / 1000
                     self._metrics.delay_latency_s.observe(late_s)
         return done == len(due)
+
+    # --- before retention -------------------------------------------------------------------------
+
+    async def leave(self, log_offset: int) -> None:
+        """The log before this place is about to go: what waits there gets a time of its own, the
+        same one. Raises what appending raises, StoreDamaged.
+        """
+        before = self.progress.offsets
+        for level, queue in self._queues():
+            stop = self._storage.store.queue_offset_at(*queue, log_offset)
+            is_more = level.offset < stop
+            while is_more:
+                async with self._one_at_a_time:
+                    is_more = await self._move_some(level, queue, stop)
+                await asyncio.sleep(REST_S)
+        if self.progress.offsets != before:  # a later writer does not find it in the log any more
+            self._keeper.write_progress(self._clock.monotonic_s())
+
+    async def _move_some(self, level: LevelProgress, queue: QueueKey, stop: int) -> bool:
+        """Whether more of the level waits before ``stop``."""
+        first, store = level.offset, self._storage.store
+        units = await read_units(store, queue, first, min(EACH_COUNT_MAX, stop - first))
+        waiting = list(queueunit.iterate(units))
+        waiting = waiting[: self._delivery.fitting(size for _, size, _ in waiting)]
+        found = await read_each(store, [(place, size) for place, size, _ in waiting])
+        await self._keeper.create_system_topic(TIMER_TOPIC, 1)
+        moved: list[Relayed] = []
+        for (place, _, due_ms), one in zip(waiting, found, strict=True):
+            try:
+                if isinstance(one, CometError):
+                    raise one
+                if target := self._delivery.target(one):
+                    moved.append(self._with_own_time(one, due_ms, *target))
+            except CometError as error:
+                self._delivery.lose(place, str(error))
+        if moved:
+            self._relays.append(moved)
+        level.delivered(len(waiting))
+        return bool(waiting) and level.offset < stop
+
+    def _with_own_time(self, found: Record, due_ms: int, topic: str, queue_id: int) -> Relayed:
+        """Raises StoreDamaged, PropertiesTooLarge."""
+        prefix = timers.with_time(timers.prefix(topic, queue_id), due_ms)
+        properties = with_properties(found.raw_properties, prefix, timers.PROPERTIES)
+        host = self._relays.host
+        return relay(found, *TIMER_QUEUE, host, properties=properties, due_ms=due_ms)
 
 
 class _Part(NamedTuple):

@@ -12,13 +12,14 @@ import pytest
 
 from cometmq.errors import BrokerDraining, DiskFull, StoreFailed
 from cometmq.format import record, timers
+from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.format.halves import HALF_TOPIC
 from cometmq.format.relay import relay
 from cometmq.format.timers import TIMER_QUEUE, TIMER_TOPIC
 from cometmq.member.config import MemberConfig
 from cometmq.member.state.retention import BLOCKED_S_MAX, Retention, rules_of
 from cometmq.member.state.statelog import keep_from, load
-from cometmq.messaging.changes import HalvesReached
+from cometmq.messaging.changes import DelaysReached, HalvesReached
 from cometmq.messaging.state import BrokerState
 from cometmq.messaging.transactions import HalfProgress
 from cometmq.model import TopicConfig
@@ -175,6 +176,23 @@ async def test_a_follower_keeps_open_halves_until_its_writer_has_given_them_up(
         await s.retention.clean()
         assert s.first_file == 1, "up to the half, which is open for all that the state knows"
         s.member.state.apply(HalvesReached(HalfProgress(floor=1)))
+        await s.retention.clean()
+        assert s.first_file == 2
+
+
+async def test_a_follower_keeps_what_waits_for_a_level_until_its_writer_has_moved_it(
+    tmp_path: Path,
+) -> None:
+    async with scene(tmp_path) as s:
+        await s.fill(1)
+        s.member.append(SCHEDULE_TOPIC, 2, b"waits")
+        await s.fill(2)
+        for _ in range(2):
+            await s.copy_state()
+        s.clock.now_ms = START_MS + 2 * HOUR_MS
+        await s.retention.clean()
+        assert s.first_file == 1
+        s.member.state.apply(DelaysReached({3: 1}))
         await s.retention.clean()
         assert s.first_file == 2
 
