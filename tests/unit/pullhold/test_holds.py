@@ -279,6 +279,17 @@ def test_a_broker_that_is_back_in_time_keeps_its_holds() -> None:
     assert hold.state is HoldState.WAITING
 
 
+def test_each_loss_of_a_broker_has_its_own_grace_time() -> None:
+    holds = holds_with(A0)
+    hold = park(holds, want())
+    holds.lose_watch("a", 0.0)
+    holds.observe_arrival(A0, 1, 0, ANY, 0.5)
+    holds.lose_watch("a", 0.9)
+    assert list(holds.due(1.5)) == []
+    holds.validate()
+    assert list(holds.due(1.9)) == [(hold, Due.UNREACHABLE)]
+
+
 def test_a_hold_taken_back_is_due_no_more() -> None:
     holds = holds_with(A0)
     hold = park(holds, want(hold_s=1))
