@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from cometmq.client.cluster.accumulator import Accumulator
 from cometmq.client.consuming.listener import Work
 from cometmq.client.names import of
 from cometmq.client.reading.offsets import ITEMS_PER_CALL_MAX, BrokerCalls, send_back_item
@@ -48,12 +49,10 @@ class SendBacks:
         wake: Callable[[int], None],
     ) -> None:
         self._calls = calls
-        self._tasks = tasks
         self._retry_times_max = retry_times_max  # below 0: the group's
         self._redeliver = redeliver
         self._wake = wake
-        self._waiting: dict[str, list[Failed]] = {}  # by broker group
-        self._sending: set[str] = set()  # broker groups with a call on its way
+        self._failed = Accumulator(tasks, self._call, size_max=ITEMS_PER_CALL_MAX)
 
     def put(self, work: Work, start: int, stop: int, delay_level: int, delay_ms: int = 0) -> None:
         """Send messages ``start`` to ``stop`` back. Until that is answered they count as running,
@@ -61,19 +60,8 @@ class SendBacks:
         """
         broker_group = work.messages[start].queue.broker_group
         work.queue.running += stop - start
-        waiting = self._waiting.setdefault(broker_group, [])
-        waiting += [Failed(work, place, delay_level, delay_ms) for place in range(start, stop)]
-        if broker_group not in self._sending:
-            self._sending.add(broker_group)
-            self._tasks.start(self._send(broker_group), f"send back to {broker_group}")
-
-    async def _send(self, broker_group: str) -> None:
-        try:
-            while some := self._waiting.pop(broker_group, None):
-                for first in range(0, len(some), ITEMS_PER_CALL_MAX):
-                    await self._call(broker_group, some[first : first + ITEMS_PER_CALL_MAX])
-        finally:
-            self._sending.discard(broker_group)
+        for place in range(start, stop):
+            self._failed.put(broker_group, Failed(work, place, delay_level, delay_ms))
 
     async def _call(self, broker_group: str, some: list[Failed]) -> None:
         """Send them back, again if nobody answers: the broker may have taken them, and knows a

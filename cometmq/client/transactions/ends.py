@@ -9,6 +9,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from cometmq.client.cluster.accumulator import Accumulator
 from cometmq.client.cluster.connections import Connections
 from cometmq.client.cluster.routes import RouteWatcher
 from cometmq.client.messages import StoredRun
@@ -60,62 +61,31 @@ class TransactionEnds:
         self._wire_group = wire_group
         self._connections = connections
         self._routes = routes
-        self._tasks = tasks
         self._policy = policy
         self._namespace = namespace
         self._clock = clock
         self._timeout_s = timeout_s
         self._patience_s = patience_s
-        self._waiting: dict[str, list[_Wanted]] = {}  # by broker group
-        self._sending: set[str] = set()  # broker groups with a call on its way
-        self._is_closed = False
+        self._wanted: Accumulator[_Wanted] = Accumulator(
+            tasks, self._decide, size_max=ENDS_PER_CALL_MAX, size_of=lambda wanted: wanted.size
+        )
 
     def end(
         self, broker_group: str, halves: Sequence[Halves], resolution: Resolution.ValueType
     ) -> asyncio.Future[Outcomes]:
-        """What becomes of the halves of one transaction, in their order. The future raises
+        """The outcomes of the halves of one transaction, in their order. The future raises
         SendTimeout: it is not known; ClientClosed; else what the whole call is refused with.
         """
-        if self._is_closed:
-            raise _closed()
         decided: asyncio.Future[Outcomes] = asyncio.get_running_loop().create_future()
         deadline_s = self._clock.monotonic_s() + self._patience_s
         size = sum([one.size for one in halves])
-        wanted = _Wanted(halves, size, resolution, decided, deadline_s)
-        self._waiting.setdefault(broker_group, []).append(wanted)
-        if broker_group not in self._sending:
-            self._sending.add(broker_group)
-            self._tasks.start(self._send(broker_group), f"end at {broker_group}")
+        self._wanted.put(broker_group, _Wanted(halves, size, resolution, decided, deadline_s))
         return decided
 
     def close(self) -> None:
-        """What was not answered is not tried any more."""
-        self._is_closed = True
-        error = _closed()
-        for some in self._waiting.values():
-            for wanted in some:
-                _fail(wanted, error)
-        self._waiting.clear()
-
-    async def _send(self, broker_group: str) -> None:
-        try:
-            await asyncio.sleep(0)  # the other ends of this turn go with it
-            while some := self._take(broker_group):
-                await self._decide(broker_group, some)
-        finally:
-            self._sending.discard(broker_group)
-
-    def _take(self, broker_group: str) -> list[_Wanted]:
-        """The next transactions; each goes with one call."""
-        waiting = self._waiting.get(broker_group, [])
-        count, taken = 0, 0
-        for wanted in waiting:
-            count += wanted.size
-            if count > ENDS_PER_CALL_MAX:
-                break
-            taken += 1
-        some, self._waiting[broker_group] = waiting[:taken], waiting[taken:]
-        return some
+        """Tries no end any more that was not sent."""
+        for wanted in self._wanted.close():
+            _fail(wanted, ClientClosed("The producer was closed before the transaction had ended."))
 
     async def _decide(self, broker_group: str, some: list[_Wanted]) -> None:
         """Calls until the broker has answered: an end that comes twice changes nothing."""
@@ -159,7 +129,7 @@ class TransactionEnds:
         return [wanted for wanted in some if not wanted.decided.done()]
 
     async def _call(self, broker_group: str, some: Sequence[_Wanted]) -> list[Outcomes]:
-        """What became of the halves of each transaction."""
+        """The outcomes of the halves of each transaction."""
         writer = self._routes.require_writer(broker_group)
         numbers, pieces = _in_order(some)
         request = broker_pb2.EndTransactionsRequest(
@@ -252,10 +222,6 @@ def _cut(
             used += taken
             count -= taken
         yield mine
-
-
-def _closed() -> ClientClosed:
-    return ClientClosed("The producer was closed before the transaction had ended.")
 
 
 def _fail(wanted: _Wanted, error: CometError) -> None:
