@@ -41,7 +41,7 @@ class HoldRequest(_message.Message):
     arrival_only: _builtins.bool
     """For groups that receive (BrokerService.Receive): waits for a message at `pull.position` or behind it, and pulls none. The answer is FOUND
     without messages; the client receives then. Of the holds of `pull.group` on a queue, which it has to name, each 32 messages that arrive
-    wake one: the one that has waited longest. The others wait for what comes behind.
+    wake one: the one that has waited longest. The others wake one a second, until a hold of the group is parked that has looked behind it.
     """
     return_number: _builtins.int
     """With `arrival_only`: `return_number` of the ReceivePosition. When messages come back to `pull.group` after that, 32 of them wake one hold
@@ -78,7 +78,7 @@ class HoldResponse(_message.Message):
     PULL_FIELD_NUMBER: _builtins.int
     RETURN_NUMBER_FIELD_NUMBER: _builtins.int
     return_number: _builtins.int
-    """With `arrival_only`: the number to go on at. Other holds were answered for the returns up to it."""
+    """With `arrival_only`: the number to go on at. Members that were woken before have looked up to it."""
     @_builtins.property
     def pull(self) -> _broker_pb2.PullResponse:
         """FOUND as soon as there are messages; NOT_FOUND at the end of the hold, with the position to go on at."""

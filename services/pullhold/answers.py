@@ -158,7 +158,7 @@ class Answers:
     def arrived(self, hold: Hold) -> None:
         """Ends a hold that waits for arrivals: there are messages."""
         if self._holds.end(hold, self._clock.monotonic_s()):
-            self._send(hold, FOUND, self._place(hold, broker_pb2.PULL_STATUS_FOUND))
+            self.send_arrived(hold)
 
     def failed(self, hold: Hold, error: CometError) -> None:
         """Ends a hold with an error."""
@@ -173,6 +173,10 @@ class Answers:
     def send_error(self, hold: Hold, error: CometError) -> None:
         """Answers a hold that has ended with an error."""
         self._send(hold, ERROR, None, error)
+
+    def send_arrived(self, hold: Hold) -> None:
+        """Answers a hold for arrivals that has ended: there are messages."""
+        self._send(hold, FOUND, self._place(hold, broker_pb2.PULL_STATUS_FOUND))
 
     def send_nothing(self, hold: Hold) -> None:
         """Answers a hold that has ended with NOT_FOUND and the position to go on at."""

@@ -233,7 +233,8 @@ class Link:
         self.pulls.pull(woken)
 
     def _wake_returned(self, key: ClusterQueue, group: str, number: int, count: int) -> None:
-        woken = self._holds.observe_return(key, group, number, count)
+        now_s = self._clock.monotonic_s()
+        woken = self._holds.observe_return(key, group, number, count, now_s)
         self._metrics.wakes.inc(len(woken))
         self.pulls.pull(woken)
 

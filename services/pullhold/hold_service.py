@@ -85,6 +85,9 @@ class HoldService:
             for hold, why in self._holds.due(self._clock.monotonic_s()):
                 if why is Due.DEADLINE:
                     self.answers.send_nothing(hold)
+                elif why is Due.UNTAKEN:
+                    self._metrics.wakes.inc()
+                    self.answers.send_arrived(hold)
                 else:
                     self.answers.send_error(hold, self._brokers.link(hold.key.broker_group).error)
 

@@ -5,14 +5,18 @@ A hold is WAITING, then PULLING whenever there may be something for it, then DON
 :meth:`Holds.end`, or of a method that returns the hold "ended", answers it exactly once. A hold
 that may give several answers goes on after all but the last.
 
+What comes to a group that receives wakes a few of its holds in a queue; the others are IN_LINE. The
+members that were woken may have died, or have room for fewer messages. So those in line wake, one
+after the other, until a member parks that has looked at everything.
+
 A queue is *known* by its generation and readable maximum, as its broker reported them last on the
 watch. Invariants, which :meth:`Holds.validate` checks:
 
 - A WAITING hold of a known queue wants an offset at or above the maximum, of the present generation
   or of none: else it would be PULLING. So no arrival can be missed. (A hold of a newer generation
   waits too: the watch is about to report it, and a change of generation wakes all.)
-- A WAITING hold for arrivals has looked up to the newest return of messages to its group, or the
-  return has woken enough others.
+- A WAITING hold for arrivals has looked up to the newest return of messages to its group.
+- A hold IN_LINE is of a known queue, which has a time when the next one of its group wakes.
 - An unknown queue (its watch is not answered yet, or broke) wakes no hold. Its holds wait for at
   most ``grace_s``, then end: the broker cannot be reached.
 - The tags that came with an arrival are those of all messages above the maximum known before it: a
@@ -26,13 +30,14 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from cometmq.errors import InvalidRequest, LimitExceeded
 from cometmq.rpc.shares import Shares, address_of
 from services.pullhold.model import (
+    WAITS,
     ClusterQueue,
     Due,
     Hold,
@@ -47,6 +52,7 @@ ANY: frozenset[int] = frozenset()
 PASSED_S_MAX = 3.0  # a hold that has passed messages is answered by then: the position is committed
 EMPTY_PULLS_MAX = 3  # pulls in a row that found nothing where the watch reported something
 MESSAGES_PER_WAKE = 32  # that one member of a group receives: so many arrivals wake one
+TAKE_S = 1.0  # within it a member that was woken has received, and waits again if it found nothing
 STALE_MAX = 1_024  # deadlines above twice the number of holds; then one of each hold is kept
 
 
@@ -59,6 +65,8 @@ class Holds:
         self._grace_s = grace_s
         self._deadlines = Deadlines()
         self._graces = Deadlines()
+        # When a hold IN_LINE of a group in a queue wakes, the first time first; some are stale.
+        self._untaken: deque[tuple[float, Queue, str]] = deque()
 
     def at_sooner(self, notify: Callable[[], None]) -> None:
         """``notify`` is called whenever :meth:`next_due_s` comes sooner than it did."""
@@ -100,6 +108,8 @@ class Holds:
             self._give_grace(hold, queue)
         elif hold.may_find(queue.known) or hold.is_above(queue.known) or queue.has_returned(hold):
             hold.state = HoldState.PULLING
+        elif hold.arrival_group in queue.untaken_s:  # its member has looked behind all that came
+            self._taken(queue, hold.arrival_group)
 
     def go_on(self, hold: Hold, generation: int, offset: int, now_s: float) -> None:
         """The hold, which has been answered and has answers left, waits for what comes from
@@ -154,20 +164,25 @@ class Holds:
         arrival = _Arrival(before, known, codes)
         woken = []
         for hold in queue.holds:
-            if hold.state is not HoldState.WAITING:
+            if hold.state not in WAITS:
                 continue
-            if arrival.wakes(hold):
-                hold.state = HoldState.PULLING
-                woken.append(hold)
-            elif not hold.may_find(known):
+            if arrival.concerns(hold):
+                if arrival.wakes(hold):
+                    hold.state = HoldState.PULLING
+                    woken.append(hold)
+                else:
+                    self._put_in_line(hold, now_s)
+            elif hold.state is HoldState.IN_LINE or not hold.may_find(known):
                 continue
             elif hold.arrival_group:
-                hold.offset = maximum  # another member receives them
+                hold.offset = maximum  # nobody of its group wants them
             else:
                 self._pass(hold, maximum, now_s)
         return woken
 
-    def observe_return(self, key: ClusterQueue, group: str, number: int, count: int) -> list[Hold]:
+    def observe_return(
+        self, key: ClusterQueue, group: str, number: int, count: int, now_s: float
+    ) -> list[Hold]:
         """So many messages of a queue came back to a group that receives. Returns the holds to
         answer, in order of parking: those of this group that looked before, as many as for new
         messages.
@@ -179,15 +194,41 @@ class Holds:
         wakes_left = -(-count // MESSAGES_PER_WAKE)
         woken = []
         for hold in queue.holds:
-            if hold.state is not HoldState.WAITING or not queue.has_returned(hold):
+            if (
+                hold.state not in WAITS
+                or hold.arrival_group != group
+                or not queue.has_returned(hold)
+            ):
                 continue
             if wakes_left:
                 wakes_left -= 1
                 hold.state = HoldState.PULLING
                 woken.append(hold)
             else:
-                hold.return_number = queue.return_numbers[hold.arrival_group]
+                self._put_in_line(hold, now_s)
         return woken
+
+    def _put_in_line(self, hold: Hold, now_s: float) -> None:
+        """Others of the hold's group were woken in its place."""
+        hold.state = HoldState.IN_LINE
+        queue, group = hold.queue, hold.arrival_group
+        if group not in queue.untaken_s:
+            self._wake_next(queue, group, now_s + TAKE_S)
+
+    def _wake_next(self, queue: Queue, group: str, when_s: float) -> None:
+        if not self._untaken:
+            self._deadlines.sooner()
+        queue.untaken_s[group] = when_s
+        self._untaken.append((when_s, queue, group))
+
+    def _taken(self, queue: Queue, group: str) -> None:
+        """Nothing is left of what the group's holds IN_LINE wait for."""
+        assert queue.known is not None
+        del queue.untaken_s[group]
+        for hold in queue.in_line(group):
+            hold.state = HoldState.WAITING
+            hold.offset = max(hold.offset, queue.known[1])
+            hold.return_number = queue.return_numbers.get(group, hold.return_number)
 
     def pulled(self, hold: Hold, generation: int, next_offset: int, now_s: float) -> HoldState:
         """A pull found nothing before ``next_offset``. Returns the hold's state now.
@@ -215,6 +256,8 @@ class Holds:
             if queue.known is not None:
                 queue.forget_known(now_s)
                 for hold in queue.holds:
+                    if hold.state is HoldState.IN_LINE:
+                        hold.state = HoldState.WAITING  # the next watch tells of it again
                     self._give_grace(hold, queue)
 
     def end_queue(self, key: ClusterQueue, now_s: float) -> list[Hold]:
@@ -233,10 +276,24 @@ class Holds:
     def next_due_s(self) -> float | None:
         """When to call :meth:`due`; None: there are no holds."""
         times = [deadlines.next_s() for deadlines in (self._deadlines, self._graces)]
+        if self._untaken:
+            times.append(self._untaken[0][0])
         return min((time_s for time_s in times if time_s is not None), default=None)
 
     def due(self, now_s: float) -> Iterator[tuple[Hold, Due]]:
         """The holds that are due, ended. A PULLING hold has its deadline too."""
+        while self._untaken and self._untaken[0][0] <= now_s:
+            when_s, queue, group = self._untaken.popleft()
+            if queue.untaken_s.get(group) != when_s:
+                continue
+            del queue.untaken_s[group]
+            in_line = queue.in_line(group)
+            if (hold := next(in_line, None)) is None:
+                continue
+            if next(in_line, None) is not None:
+                self._wake_next(queue, group, now_s + TAKE_S)
+            self.end(hold, now_s)
+            yield hold, Due.UNTAKEN
         for hold in self._graces.pop_due(now_s):
             queue = hold.queue
             if queue.known is not None or hold.state is not HoldState.WAITING:
@@ -281,6 +338,10 @@ class Holds:
                 assert hold.queue is queue
                 assert min(deadlines[hold]) <= hold.deadline_s
                 assert hold.answers_left >= 1
+                if hold.state is HoldState.IN_LINE:
+                    when_s = queue.untaken_s[hold.arrival_group]
+                    assert queue.known is not None
+                    assert (when_s, queue, hold.arrival_group) in self._untaken
                 if hold.state is HoldState.WAITING and queue.known is None:
                     assert min(graces[hold]) <= queue.unknown_since_s + self._grace_s
                 elif hold.state is HoldState.WAITING:
@@ -306,14 +367,17 @@ class _Arrival:
         self._wakes_each = -(-count // MESSAGES_PER_WAKE)
         self._woken: Counter[str] = Counter()  # holds for arrivals, by group
 
-    def wakes(self, hold: Hold) -> bool:
+    def concerns(self, hold: Hold) -> bool:
+        """Whether there may be something for the hold."""
         if self._has_moved:
             return True
         if not hold.may_find(self._known):
             return self._before is None and hold.is_above(self._known)
-        if self._codes and hold.codes and self._codes.isdisjoint(hold.codes):
-            return False
-        if not hold.arrival_group:
+        return not (self._codes and hold.codes and self._codes.isdisjoint(hold.codes))
+
+    def wakes(self, hold: Hold) -> bool:
+        """Whether a hold that it concerns wakes, or enough others of its group."""
+        if self._has_moved or not hold.arrival_group or not hold.may_find(self._known):
             return True
         self._woken[hold.arrival_group] += 1
         return self._woken[hold.arrival_group] <= self._wakes_each

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
@@ -22,17 +23,24 @@ PullLimits = tuple[int, int]  # of an answer: messages, bytes
 
 
 class HoldState(Enum):
-    """A hold is WAITING, then PULLING whenever there may be something for it, then DONE."""
+    """A hold is WAITING, then PULLING whenever there may be something for it, then DONE. One of a
+    group that receives is IN_LINE while others of its group were woken for what it waits for.
+    """
 
     WAITING = "waiting"
+    IN_LINE = "in line"
     PULLING = "pulling"
     DONE = "done"
+
+
+WAITS = (HoldState.WAITING, HoldState.IN_LINE)  # what comes may wake the hold
 
 
 class Due(Enum):
     """Why the time of a hold is over."""
 
     DEADLINE = "deadline"  # nothing came
+    UNTAKEN = "untaken"  # members that were woken before have not taken what came
     UNREACHABLE = "unreachable"  # the broker could not be reached for the grace time
 
 
@@ -100,6 +108,7 @@ class Queue:
         "known",
         "return_numbers",
         "unknown_since_s",
+        "untaken_s",
     )
 
     def __init__(self, now_s: float) -> None:
@@ -110,6 +119,8 @@ class Queue:
         self.answer_bytes: int | None = None  # of the last pull's answer
         # Of the newest return of messages to each group that receives, as the watch told.
         self.return_numbers: dict[str, int] = {}
+        # Of groups with holds IN_LINE: when the next one of them wakes.
+        self.untaken_s: dict[str, float] = {}
         self._wanted = 0  # estimate: next arrivals that the broker sends with their messages
 
     def want_inline(self) -> bool:
@@ -128,6 +139,14 @@ class Queue:
             and self.return_numbers.get(hold.arrival_group, 0) > hold.return_number
         )
 
+    def in_line(self, group: str) -> Iterator[Hold]:
+        """The group's holds IN_LINE, in order of parking."""
+        return (
+            hold
+            for hold in self.holds
+            if hold.state is HoldState.IN_LINE and hold.arrival_group == group
+        )
+
     def note_arrival(self) -> None:
         """An arrival came, with its messages or without them."""
         self._wanted = max(0, self._wanted - 1)
@@ -137,6 +156,7 @@ class Queue:
         self.known = None
         self.unknown_since_s = now_s
         self.return_numbers.clear()
+        self.untaken_s.clear()
         self._wanted = 0
 
     def validate(self) -> None:

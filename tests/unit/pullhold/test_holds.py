@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from cometmq.errors import InvalidRequest, LimitExceeded
 from cometmq.messaging.inline_messages import WANTED_ARRIVALS
-from services.pullhold.holds import EMPTY_PULLS_MAX, PASSED_S_MAX, STALE_MAX, Holds
+from services.pullhold.holds import EMPTY_PULLS_MAX, PASSED_S_MAX, STALE_MAX, TAKE_S, Holds
 from services.pullhold.model import (
     ClusterQueue,
     Due,
@@ -95,7 +96,7 @@ def test_each_32_messages_wake_one_hold_of_a_group_that_receives() -> None:
     holds.validate()
     assert holds.observe_arrival(A0, 1, 6 + 33, RED, 0.0) == [of_g[1], of_g[2], red]
     holds.validate()
-    assert of_g[3].state is HoldState.WAITING
+    assert of_g[3].state is HoldState.IN_LINE
     assert holds.observe_arrival(A0, 2, 3, ANY, 0.0) == [of_g[3]]
 
 
@@ -104,17 +105,17 @@ def test_messages_that_come_back_wake_one_hold_of_their_group_for_each_32() -> N
     of_g = [park(holds, want(arrival_group="G")) for _ in range(4)]
     others = [park(holds, want(arrival_group="H")), park(holds, want())]
     others.append(park(holds, want(A1, arrival_group="G")))
-    assert holds.observe_return(A0, "G", 7, 33) == of_g[:2]
-    assert holds.observe_return(A0, "G", 7, 33) == [], "told again"
+    assert holds.observe_return(A0, "G", 7, 33, 0.0) == of_g[:2]
+    assert holds.observe_return(A0, "G", 7, 33, 0.0) == [], "told again"
     holds.validate()
-    assert holds.observe_return(A0, "G", 8, 1 << 32) == of_g[2:]
+    assert holds.observe_return(A0, "G", 8, 1 << 32, 0.0) == of_g[2:]
     assert {hold.state for hold in others} == {HoldState.WAITING}
-    assert holds.observe_return(B0, "G", 9, 1) == [], "nobody waits there"
+    assert holds.observe_return(B0, "G", 9, 1, 0.0) == [], "nobody waits there"
 
 
 def test_who_looked_before_the_newest_return_looks_again() -> None:
     holds = holds_with(A0)
-    holds.observe_return(A0, "G", 7, 1)
+    holds.observe_return(A0, "G", 7, 1, 0.0)
     early = park(holds, want(arrival_group="G", return_number=6))
     late = park(holds, want(arrival_group="G", return_number=7))
     other = park(holds, want(arrival_group="H"))
@@ -127,10 +128,60 @@ def test_a_return_while_the_watch_was_broken_is_told_by_the_next_one() -> None:
     hold = park(holds, want(arrival_group="G", return_number=7))
     holds.lose_watch("a", 0.0)
     assert holds.observe_arrival(A0, 1, 0, ANY, 0.0) == []
-    assert holds.observe_return(A0, "G", 7, 1) == [], "it knows"
+    assert holds.observe_return(A0, "G", 7, 1, 0.0) == [], "it knows"
     holds.lose_watch("a", 0.0)
     holds.observe_arrival(A0, 1, 0, ANY, 0.0)
-    assert holds.observe_return(A0, "G", 8, 1) == [hold]
+    assert holds.observe_return(A0, "G", 8, 1, 0.0) == [hold]
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_the_next_member_wakes_when_the_one_before_has_not_taken_what_came(
+    comes_back: bool,
+) -> None:
+    holds = holds_with(A0, maximum=5)
+    of_g = [park(holds, want(offset=5, arrival_group="G")) for _ in range(4)]
+    of_h = park(holds, want(offset=5, arrival_group="H"))
+    if comes_back:
+        woken = holds.observe_return(A0, "G", 7, 1, 1.0)
+    else:
+        woken = holds.observe_arrival(A0, 1, 6, ANY, 1.0)
+        assert woken.pop() is of_h
+    assert woken == [of_g[0]]
+    holds.end(of_g[0], 1.0)  # it is answered, and its member dies
+    holds.validate()
+    assert list(holds.due(0.9 + TAKE_S)) == []
+    assert list(holds.due(1.0 + TAKE_S)) == [(of_g[1], Due.UNTAKEN)]
+    holds.validate()
+    assert list(holds.due(1.0 + 2 * TAKE_S)) == [(of_g[2], Due.UNTAKEN)]
+    # This one has found nothing more, and waits again.
+    offset = holds.queues.known(A0)[1]
+    again = park(holds, want(offset=offset, arrival_group="G", return_number=7), 1.0 + 2 * TAKE_S)
+    assert (again.state, of_g[3].state) == (HoldState.WAITING, HoldState.WAITING)
+    holds.validate()
+    assert list(holds.due(14.0)) == []
+
+
+def test_a_member_in_line_whose_time_is_over_looks_for_itself() -> None:
+    """Its answer names the place up to which it has looked, and not where others were woken."""
+    holds = holds_with(A0, maximum=5)
+    first = park(holds, want(offset=5, arrival_group="G"))
+    second = park(holds, want(offset=5, arrival_group="G", hold_s=0.5))
+    assert holds.observe_arrival(A0, 1, 6, ANY, 0.0) == [first]
+    assert list(holds.due(0.5)) == [(second, Due.DEADLINE)]
+    assert (second.offset, second.return_number) == (5, 0)
+
+
+def test_members_in_line_wait_for_the_next_watch_when_theirs_broke() -> None:
+    holds = holds_with(A0)
+    of_g = [park(holds, want(arrival_group="G")) for _ in range(3)]
+    assert holds.observe_return(A0, "G", 7, 1, 0.0) == of_g[:1]
+    holds.lose_watch("a", 0.0)
+    holds.validate()
+    assert list(holds.due(0.5)) == []
+    assert holds.observe_arrival(A0, 1, 0, ANY, 0.5) == []
+    assert holds.observe_return(A0, "G", 7, 1, 0.5) == of_g[1:2]
+    holds.validate()
+    assert list(holds.due(0.5 + TAKE_S)) == [(of_g[2], Due.UNTAKEN)]
 
 
 def test_tags_that_nobody_wants_move_the_hold_on_without_a_pull() -> None:
@@ -648,3 +699,76 @@ class HoldsMachine(RuleBasedStateMachine):
 
 
 TestHolds = HoldsMachine.TestCase
+
+
+class MembersMachine(RuleBasedStateMachine):
+    """Members of a group that receives, in one queue. A member that is woken takes all that there
+    is and waits again, or it dies. While one waits that lives, nothing stays there for long.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.holds = holds_with(A0)
+        self.session = self.holds.open("c")
+        self.now_s = 0.0
+        self.numbers = 0
+        self.maximum = self.returned = 0
+        self.taken = (0, 0)  # up to this offset and this return
+        self.dying: set[Hold] = set()
+        self.waiting: set[Hold] = set()
+
+    @rule(dies=st.booleans())
+    def park(self, dies: bool) -> None:
+        """A member looks, takes what there is, and waits; ``dies``: when it wakes."""
+        self.taken = self.maximum, self.returned
+        self.numbers += 1
+        offset, number = self.taken
+        a_want = want(offset=offset, hold_s=1e6, arrival_group="G", return_number=number)
+        hold = self.holds.park(self.session, self.numbers, a_want, self.now_s)
+        assert hold.state is HoldState.WAITING
+        self.waiting.add(hold)
+        if dies:
+            self.dying.add(hold)
+
+    def woken(self, holds: Iterable[Hold]) -> None:
+        for hold in holds:
+            self.holds.end(hold, self.now_s)
+            self.waiting.remove(hold)
+            if hold not in self.dying:
+                self.park(dies=False)
+
+    @rule(count=st.integers(1, 70))
+    def arrive(self, count: int) -> None:
+        self.maximum += count
+        self.woken(self.holds.observe_arrival(A0, 1, self.maximum, ANY, self.now_s))
+
+    @rule(count=st.integers(1, 70))
+    def come_back(self, count: int) -> None:
+        self.returned += 1
+        self.woken(self.holds.observe_return(A0, "G", self.returned, count, self.now_s))
+
+    @rule()
+    def cancel(self) -> None:
+        if self.waiting:
+            hold = min(self.waiting, key=lambda one: one.hold_id)
+            self.waiting.remove(hold)
+            self.holds.end(hold, self.now_s)
+
+    @rule(seconds=st.floats(0.01, 2.0))
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.woken([hold for hold, _ in self.holds.due(self.now_s)])
+
+    @rule()
+    def wait_until_all_had_their_turn(self) -> None:
+        for _ in range(len(self.waiting) + 1):
+            self.wait(TAKE_S)
+        if self.waiting - self.dying:
+            assert self.taken == (self.maximum, self.returned)
+
+    @invariant()
+    def is_valid(self) -> None:
+        self.holds.validate()
+
+
+TestMembers = MembersMachine.TestCase
