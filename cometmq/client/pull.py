@@ -33,7 +33,7 @@ from cometmq.client.remote.description import Describer
 from cometmq.client.requests.replier import Replier
 from cometmq.client.tracing.consume_tracer import ConsumeTracer
 from cometmq.client.tracing.dispatcher import TraceDispatcher
-from cometmq.errors import DelayLevelInvalid, InvalidRequest
+from cometmq.errors import CometError, DelayLevelInvalid, InvalidRequest
 from cometmq.model import DELAY_LEVEL_MAX, Filter, Position, QueueRef, check_delay
 from cometmq.rpc.retry import Backoff
 from cometmq.rpc.tasks import Tasks
@@ -258,8 +258,8 @@ class PullConsumer(QueueCalls):
         self._polled.resume(self._some(queues))
 
     async def position(self, queue: QueueRef) -> Position:
-        """What the next poll of a queue begins with. QueueNotFound when this consumer does not read
-        it.
+        """The position that the next poll of a queue begins at. QueueNotFound when this consumer
+        does not read it.
         """
         return await self._polled.position(queue)
 
@@ -307,12 +307,14 @@ class PullConsumer(QueueCalls):
         """The brokers deliver these messages again after a delay, in the group's retry topic
         ``%RETRY%`` and its name, which has to be read too: 0 = by the number of their tries, 1
         (1 s) to 18 (2 h), -1 = never, they are dead letters. ``delay_ms``: instead, after so many
-        ms, at most 40 days. Commit afterwards. Raises the first message's error.
+        ms, at most 40 days. Commit afterwards. Raises the first message's error; the others are
+        sent back all the same.
         """
         if type(delay_level) is not int or not -1 <= delay_level <= DELAY_LEVEL_MAX:
             raise DelayLevelInvalid(f"delay_level is -1 to {DELAY_LEVEL_MAX}, not {delay_level!r}.")
         check_delay(delay_ms)
         await self._know([message.queue for message in messages])
+        first_error: CometError | None = None
         for broker_group in sorted({message.queue.broker_group for message in messages}):
             items = [
                 send_back_item(message.queue, self._position_of(message), delay_level, delay_ms)
@@ -322,8 +324,9 @@ class PullConsumer(QueueCalls):
             for start in range(0, len(items), ITEMS_PER_CALL_MAX):
                 some = items[start : start + ITEMS_PER_CALL_MAX]
                 for error in await self._calls.send_back(broker_group, some):
-                    if error is not None:
-                        raise error
+                    first_error = first_error or error
+        if first_error is not None:
+            raise first_error
 
     def _position_of(self, message: ReceivedMessage) -> Position:
         """With the generation that was polled last; of messages that were pulled it is unknown."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from cometmq.format.relay import OwnRecord
 from cometmq.format.relay_run import RelayRun
 from cometmq.member.metrics import MemberMetrics
+from cometmq.member.state.demands import topic_demands
 from cometmq.member.storage.member_storage import MemberStorage, Ticket
 from cometmq.messaging.topics import TopicTable
 from cometmq.replication.watermarks import DurabilityClass
@@ -54,4 +55,4 @@ class RelayWriter:
         return ticket
 
     def _demands(self, topics: Iterable[str]) -> dict[str, DurabilityClass]:
-        return {topic: DurabilityClass.of(*self._topics.demands(topic)) for topic in topics}
+        return {topic: topic_demands(self._topics, topic) for topic in topics}

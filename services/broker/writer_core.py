@@ -1,4 +1,4 @@
-"""What the writer writes: the log, and in it the state of topics, groups and offsets."""
+"""The writing half of a writer: the log, and in it the state of topics, groups and offsets."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from cometmq.member.context import MemberContext, MemberCore
 from cometmq.member.lease.lease_holder import LeaseHolder
 from cometmq.member.read.search import Finder
 from cometmq.member.relay import RelayWriter
+from cometmq.member.state.demands import topic_demands
 from cometmq.member.state.keeper import StateDemands, StateKeeper
 from cometmq.member.state.opening import Opened
 from cometmq.member.storage.authority import WriteAuthority
@@ -157,7 +158,7 @@ class WriterCore:
         self.pop.system_topic_made(topic)
 
     def background(self) -> list[Coroutine[Any, Any, None]]:
-        """What runs as long as the broker does."""
+        """The coroutines that run as long as the broker does."""
         config = self._config
         commit_s = config.commit_interval_commit_log / 1000
         return [
@@ -206,6 +207,6 @@ def _readable_at_start(opened: Opened, holder: LeaseHolder | None) -> ReadableMa
 
     def demands_of(topic: str) -> DurabilityClass:
         known = is_system(topic) or topic in topics
-        return DurabilityClass.of(*topics.demands(topic)) if known else STRICTEST
+        return topic_demands(topics, topic) if known else STRICTEST
 
     return readable_at_start(opened.store, demands_of, holder.record.shown)

@@ -154,6 +154,17 @@ async def test_polling_reads_on_and_commits_what_was_handed_out() -> None:
     assert got == [b"%05d" % n for n in range(len(got))]
 
 
+async def test_a_commit_of_a_queue_that_is_not_read_counts_for_nothing_later() -> None:
+    """A group that was reset stayed behind: what was done again was held to be committed."""
+    async with pulling(5) as (consumer, broker, _):
+        await consumer.commit({QUEUE: Position(1, 5)})
+        broker.committed["G", ("T", 0)] = (1, 0)
+        await consumer.assign([QUEUE])
+        assert len(await consumer.poll()) == 5
+        assert await consumer.commit() == {QUEUE: Position(1, 5)}
+        assert broker.committed["G", ("T", 0)] == (1, 5)
+
+
 async def test_polling_waits_for_what_comes_later() -> None:
     async with pulling(0) as (consumer, _, namesrv):
         await consumer.assign([QUEUE])

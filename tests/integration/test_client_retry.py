@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -20,6 +21,7 @@ from cometmq.client import (
     PushConsumerOptions,
     QueueRef,
     ReceivedMessage,
+    pull,
 )
 from cometmq.errors import (
     DelayLevelInvalid,
@@ -136,7 +138,9 @@ async def test_a_pull_consumer_sends_back_and_reads_what_comes_again(tmp_path: P
         while len(got) < 2:
             got += await pulling.poll()
         await pulling.send_back(got[:1], delay_level=1)
-        await pulling.send_back(got[1:], delay_level=-1)
+        wrong = ReceivedMessage(got[1].raw, QueueRef("T", 7, "g1"))
+        with pytest.raises(QueueNotFound), mock.patch.object(pull, "ITEMS_PER_CALL_MAX", 1):
+            await pulling.send_back([wrong, got[1]], delay_level=-1)
         await pulling.commit()
         assert [dead.body for dead in await broker.read_queue(DLQ, 0)] == [got[1].body]
         await pulling.assign(await pulling.queues(RETRY))

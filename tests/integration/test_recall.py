@@ -95,6 +95,21 @@ async def test_a_crash_brings_no_recalled_message_back(
         assert await recalled(broker, handles[0]) == [MessageNotFound]
 
 
+async def test_a_call_with_many_handles_fits_a_small_log_file(tmp_path: Path) -> None:
+    """What says that they are recalled was one batch, and was refused: BATCH_TOO_LARGE."""
+    async with running_broker(tmp_path, mapped_file_size_commit_log=64 * 1024) as broker:
+        await broker.put_topic("T", 1)
+        handles: list[str] = []
+        for _ in range(20):
+            messages = [outgoing(b"x", delay_ms=HOUR_MS)] * 20
+            sent = (await broker.stub.Send(pb.SendRequest(messages=messages))).sent
+            handles += [one.recall_handle for one in sent]
+        assert await recalled(broker, *handles) == [True] * 400
+        broker.crash()
+    async with running_broker(tmp_path, mapped_file_size_commit_log=64 * 1024) as broker:
+        assert await recalled(broker, *handles[::100]) == [True] * 4
+
+
 async def test_the_same_call_again_gives_the_same_handle(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as broker:
         await broker.put_topic("T", 1)

@@ -184,7 +184,7 @@ class PullQueues:
     # --- commits ----------------------------------------------------------------------------------
 
     def not_committed(self, positions: Mapping[QueueRef, Position]) -> dict[QueueRef, Position]:
-        """What is not committed of these."""
+        """Those of the positions that are not committed."""
         return {q: at for q, at in positions.items() if self._committed.get(q) != at}
 
     async def commit(self, positions: Mapping[QueueRef, Position]) -> Answers:
@@ -194,7 +194,8 @@ class PullQueues:
         answers = await self._positions.commit(positions)
         for queue, answer in answers.items():
             if not isinstance(answer, CometError):
-                self._committed[queue] = positions[queue]
+                if queue in self.polled:  # else it is stale when the queue comes again
+                    self._committed[queue] = positions[queue]
             elif isinstance(answer, OffsetReset) and answer.fence and queue in self.polled:
                 answers[queue] = position = Position(*answer.fence)
                 await self.reset(queue, position)

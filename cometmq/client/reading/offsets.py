@@ -1,4 +1,4 @@
-"""What brokers know of a group's queues: committed positions, bounds. Many in one call."""
+"""Calls to brokers about a group's queues: committed positions, bounds. Many queues in one call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cometmq.client.cluster.routing import readable_queues
 from cometmq.client.namespaces import Namespace
 from cometmq.client.reading.sources import Sources
 from cometmq.client.received import ReceivedMessage
-from cometmq.errors import CometError, OffsetReset, Retry
+from cometmq.errors import CometError, OffsetReset, PeerUnavailable, Retry
 from cometmq.model import Position, QueueRef
 from cometmq.rpc.interceptors import from_proto
 from cometmq.rpc.streams import ask
@@ -37,7 +37,7 @@ MessageFilter = Callable[[list[ReceivedMessage]], list[ReceivedMessage]]
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What can be read of a queue now; ``max_offset`` is exclusive."""
+    """The offsets of a queue that can be read now; ``max_offset`` is exclusive."""
 
     generation: int
     min_offset: int
@@ -285,14 +285,15 @@ class BrokerCalls:
     async def send_back(
         self, broker_group: str, items: Sequence[broker_pb2.SendBackItem]
     ) -> list[CometError | None]:
-        """What became of each message that the group could not do; None = it was taken back. All
-        get the error of a call that failed.
+        """Sends messages back that the group could not do; for each, None = it was taken back, or
+        its error. All get the error of a call that failed.
         """
         for item in items:
             item.queue.topic = self.namespace.wire(item.queue.topic)
         request = broker_pb2.SendBackRequest(group=self.wire_group, items=items)
         try:
             response = await self._ask(self.broker(broker_group).SendBack, request)
+            check_fits(len(response.results), len(items))
         except CometError as error:
             self.doubt(broker_group, error)
             return [error] * len(items)
@@ -300,6 +301,12 @@ class BrokerCalls:
             self.namespace.strip(from_proto(r.error)) if r.HasField("error") else None
             for r in response.results
         ]
+
+
+def check_fits(answer_count: int, item_count: int) -> None:
+    """Raises PeerUnavailable for an answer that is not of all items: they may be decided about."""
+    if answer_count != item_count:
+        raise PeerUnavailable("The broker's answer does not fit the request.")
 
 
 def send_back_item(

@@ -18,6 +18,7 @@ from cometmq.errors import CometError, GroupNotFound, SlaveNotAvailable, TopicNo
 from cometmq.flight_recorder import Stage, recorder
 from cometmq.format.delayed import SCHEDULE_TOPIC, queue_id_of
 from cometmq.format.timers import TIMER_QUEUE
+from cometmq.member.state.demands import topic_demands
 from cometmq.member.state.statelog import encode_record
 from cometmq.member.storage.member_storage import MemberStorage, Segment
 from cometmq.messaging import group_policy
@@ -75,7 +76,7 @@ class StateDemands:
     @property
     def of_topics(self) -> DurabilityClass:
         """What the topics ask for that are there."""
-        return DurabilityClass.of(*self._topics.demands(STATE_TOPIC))
+        return topic_demands(self._topics, STATE_TOPIC)
 
     @property
     def now(self) -> DurabilityClass:

@@ -13,12 +13,12 @@ from cometmq.format.recall import PURPOSE, Handle, RecallRun, Tombstone, names_o
 from cometmq.format.record import Record
 from cometmq.format.timers import TIMER_QUEUE, TIMER_TOPIC
 from cometmq.member.read.records import read_each, slices
-from cometmq.member.relay import RelayWriter
+from cometmq.member.relay import RelayWriter, batch_bytes_max
+from cometmq.member.state.demands import topic_demands
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging.timers import Timer
 from cometmq.model import Position
-from cometmq.replication.watermarks import DurabilityClass
 from cometmq.store.log.commitlog import Span
 from services.broker.delay.timer_slots import TimerSlots
 from services.broker.delay.timers import TimerService
@@ -28,6 +28,7 @@ KNOWN_MAX = 10_000  # recalled messages that memory has; for others the log is r
 SEARCH_UNITS_MAX = 1_000_000  # of the timer queue, that are read for one handle: 20 MB
 UNITS_AT_ONCE = 8_192
 READ_BYTES_MAX = 1 << 20
+BATCH_BYTES_MAX = 1 << 20  # of what says that messages were recalled, appended at once
 SAME_TIME_MAX = 1_024  # messages due in one ms that are looked at for one that was stored again
 
 
@@ -56,6 +57,7 @@ class RecallService:
         self._timers = timer_service
         self._broker_group = broker_group
         self._timer_slots = timer_slots
+        self._batch_bytes_max = batch_bytes_max(storage.store.log_file_bytes, BATCH_BYTES_MAX)
         # The last ones: a recall that comes again is answered as before.
         self._recalled: OrderedDict[Timer, None] = OrderedDict()
         # Of messages from this offset on it has all: of older ones, an earlier writer may have.
@@ -70,7 +72,9 @@ class RecallService:
         return 0 if history is None else history.current
 
     def mac(self, topic: str, first: int, count: int) -> bytes:
-        """What signs the handles of messages for ``topic`` that were stored beside each other."""
+        """The signature in the handles of messages for ``topic`` that were stored beside each
+        other.
+        """
         run = RecallRun(self._broker_group, topic, self.generation, first, count)
         return self._keeper.state.secrets.mac(PURPOSE, run.signed())
 
@@ -124,19 +128,21 @@ class RecallService:
 
     async def _bury(self, tombstones: dict[Timer, Tombstone]) -> None:
         table = self._keeper.state.timers
-        if tombstones:
-            table.check_room(len(tombstones))
-            self._relays.append(list(tombstones.values()))
-            for timer in tombstones:
+        table.check_room(len(tombstones))
+        waiting, records = list(tombstones), list(tombstones.values())
+        spans = [(0, one.size_bytes) for one in records]
+        for part in slices(spans, ITEMS_MAX, self._batch_bytes_max):
+            self._relays.append(records[part])
+            for timer in waiting[part]:
                 table.skip(timer)
                 self._recalled[timer] = None
                 if self._timer_slots is not None:
                     self._timer_slots.recalled(timer.due_ms)
-            while len(self._recalled) > KNOWN_MAX:
-                oldest, _ = self._recalled.popitem(last=False)
-                self._complete_from = max(self._complete_from, oldest.offset + 1)
+        while len(self._recalled) > KNOWN_MAX:
+            oldest, _ = self._recalled.popitem(last=False)
+            self._complete_from = max(self._complete_from, oldest.offset + 1)
         # Also of a recall that came before: its caller may not have got the answer.
-        demands = DurabilityClass.of(*self._keeper.state.topics.demands(TIMER_TOPIC))
+        demands = topic_demands(self._keeper.state.topics, TIMER_TOPIC)
         await self._storage.stored(self._storage.store.appended_offset, demands)
 
     async def _find(self, text: str) -> Found | bool | CometError:

@@ -11,6 +11,7 @@ from cometmq.format.record import Record
 from cometmq.format.relay import Relayed, relay
 from cometmq.member.read.records import read_each, slices, span_of
 from cometmq.member.relay import RelayWriter, batch_bytes_max
+from cometmq.member.state.demands import topic_demands
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging import resends, retry
@@ -19,7 +20,6 @@ from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.resends import INTERVALS_IN_ALL_MAX, ResentKey
 from cometmq.messaging.topics import is_system
 from cometmq.model import Position
-from cometmq.replication.watermarks import DurabilityClass
 from cometmq.store.log.commitlog import Span
 from cometmq.telemetry import fields, logger
 
@@ -43,7 +43,7 @@ class ResendItem:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a call wants: also what was sent before; from where it came; only to know."""
+    """The wishes of a call: resend what was sent before, too; from where it came; only to know."""
 
     again: bool
     by: str
@@ -140,7 +140,7 @@ class Resender:
                 "messages were sent again",
                 extra=fields(topic=topic, group=group or None, count=sent, asked_by=asked.by),
             )
-            demands = DurabilityClass.of(*self._keeper.state.topics.demands(to))
+            demands = topic_demands(self._keeper.state.topics, to)
             await self._storage.stored(end, demands)
         return answers
 

@@ -16,13 +16,13 @@ from cometmq.format.timers import TIMER_QUEUE, TIMER_TOPIC
 from cometmq.member.metrics import MemberMetrics
 from cometmq.member.read.records import read_each, slices, span_of
 from cometmq.member.relay import RelayWriter, batch_bytes_max
+from cometmq.member.state.demands import topic_demands
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging import retry
 from cometmq.messaging.groups import GroupSettings, MemberTable
 from cometmq.messaging.retry import NO_WAIT, Attempt, Wait
 from cometmq.model import DLQ_PREFIX, PROPERTIES_BYTES_MAX, RETRY_PREFIX, Position
-from cometmq.replication.watermarks import DurabilityClass
 from cometmq.store.log.commitlog import Span
 
 ITEMS_MAX = 1_024
@@ -48,8 +48,8 @@ class SendBackItem:
 
 @dataclass(frozen=True, slots=True)
 class SentBack:
-    """What became of it. ``delay_ms`` 0: it is a dead letter; ``delay_level`` 0: it waits for no
-    level.
+    """The outcome for a message that was sent back. ``delay_ms`` 0: it is a dead letter;
+    ``delay_level`` 0: it waits for no level.
     """
 
     delay_level: int
@@ -104,7 +104,7 @@ class RetryService:
             answers += taken
             end = max(end, end_of_slice)
         if end:
-            demands = DurabilityClass.of(*self._keeper.state.topics.demands(SCHEDULE_TOPIC))
+            demands = topic_demands(self._keeper.state.topics, SCHEDULE_TOPIC)
             await self._storage.stored(end, demands)
         assert len(answers) == len(items)
         return answers

@@ -1,4 +1,4 @@
-"""What the writer takes from producers: checked, limited by bytes in flight, appended."""
+"""Batches of producers at the writer: checked, limited by bytes in flight, appended."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.format.halves import HALF_TOPIC, OP_TOPIC, QUEUE_ID, HalfForm
 from cometmq.format.timers import TIMER_QUEUE, TIMER_TOPIC, TimerForm
 from cometmq.member.hosts import address_of_host
+from cometmq.member.state.demands import topic_demands
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage, Segment, Ticket
 from cometmq.messaging.dedup import Ids, ids_of
@@ -71,7 +72,7 @@ class SystemTopicMissing(Exception):
 
 
 class ProduceObserver(Protocol):
-    """Who counts what comes in."""
+    """The counters of messages and batches that come in."""
 
     def messages_in(self, topic: str, count: int, size_bytes: int) -> None: ...
     def appended(self, seconds: float) -> None: ...
@@ -90,7 +91,7 @@ class ReplyTaker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProducePolicy:
-    """What the writer allows."""
+    """The limits that the writer sets."""
 
     in_flight_bytes_max: int
     auto_create_topics: bool
@@ -351,8 +352,8 @@ class ProduceHandler:
     def known(
         self, found: Appended, demands: DurabilityClass, came_s: float, *, is_partial: bool = False
     ) -> Accepted:
-        """What was found in the log of a batch that comes again; ``segment_bytes`` has one entry
-        for each of its records. BrokerDraining.
+        """Answers a batch that comes again with its place that was found in the log;
+        ``segment_bytes`` has one entry for each of its records. BrokerDraining.
         """
         self._storage.check_open()
         ticket = Ticket(found, self._storage.acked(found.end_offset, demands), demands)
@@ -366,8 +367,8 @@ class ProduceHandler:
         return self._keeper.has_topic(topic)
 
     def demands_of(self, topic: str) -> DurabilityClass:
-        """What a message of the topic waits for."""
-        return DurabilityClass.of(*self._topics.demands(topic))
+        """The conditions that a message of the topic waits for."""
+        return topic_demands(self._topics, topic)
 
     def _patience_s(self, demands: DurabilityClass) -> float:
         policy = self._policy
@@ -381,7 +382,7 @@ class ProduceHandler:
                 config = self._topics.for_send(topic, queue_id)
                 self._keeper.check_open(topic)
                 check_type(config, _type_of(claim))
-                demands = DurabilityClass.of(*self._topics.demands(topic))
+                demands = topic_demands(self._topics, topic)
                 if half is not None:
                     segments.append(self._half(claim, half, demands))
                 elif claim.waits:
@@ -418,7 +419,7 @@ class ProduceHandler:
             SCHEDULE_TOPIC,
             delayed.queue_id_of(level),
             count,
-            demands | DurabilityClass.of(*self._topics.demands(SCHEDULE_TOPIC)),
+            demands | topic_demands(self._topics, SCHEDULE_TOPIC),
             prefix,
             delayed.delay_ms(level),
             wait_store,
@@ -438,7 +439,7 @@ class ProduceHandler:
             HALF_TOPIC,
             QUEUE_ID,
             claim.record_count,
-            demands | DurabilityClass.of(*self._topics.demands(HALF_TOPIC)),
+            demands | topic_demands(self._topics, HALF_TOPIC),
             halves.prefix(form, claim.topic, claim.queue_id),
         )
 
@@ -472,7 +473,7 @@ class ProduceHandler:
         return Segment(
             *TIMER_QUEUE,
             claim.record_count,
-            demands | DurabilityClass.of(*self._topics.demands(TIMER_TOPIC)),
+            demands | topic_demands(self._topics, TIMER_TOPIC),
             timers.prefix(claim.topic, claim.queue_id, wait_store=claim.wait_store),
             wait_store=claim.wait_store,
             timer=claim.timer,

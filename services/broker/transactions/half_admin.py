@@ -19,12 +19,12 @@ from cometmq.format.record import Record
 from cometmq.format.relay import Relayed, relay, with_properties
 from cometmq.member.read.records import read_each, slices, span_of
 from cometmq.member.relay import RelayWriter
+from cometmq.member.state.demands import topic_demands
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging.changes import MessagesResent
 from cometmq.messaging.resends import ResentKey
 from cometmq.messaging.transactions import Resolution
-from cometmq.replication.watermarks import DurabilityClass
 from cometmq.store.log.commitlog import Span
 from cometmq.telemetry import fields, logger
 from services.broker.transactions.ends import (
@@ -167,7 +167,7 @@ class HalfAdmin:
             found = await read_each(self._storage.store, [spans[offset] for offset in some])
             end = max(end, self._open_again(dict(zip(some, found, strict=True)), answers))
         if end:
-            demands = DurabilityClass.of(*self._keeper.state.topics.demands(HALF_TOPIC))
+            demands = topic_demands(self._keeper.state.topics, HALF_TOPIC)
             await self._storage.stored(end, demands)
             log.warning(
                 "half messages are checked again",
