@@ -96,7 +96,8 @@ async def client_stacks(
 
     The calls that run longest come first, at most 64, each with the stack of its thread or of its
     coroutine. A call that takes longer than the consume timeout is late; the client's log has its
-    stack, too.
+    stack, too. A simple consumer has receives in their place: those whose messages it has not
+    acknowledged, each with the stack of its caller.
 
     mqadmin: consumerStatus -s.
     """
@@ -109,7 +110,8 @@ async def client_stacks(
         timeout_ms=round(timeout_s * 1000),
     )
     return [
-        ClientStacksView(one.client_id, one.group, one.call_count, one.calls) for one in described
+        ClientStacksView(one.client_id, one.group, one.role, one.call_count, one.calls)
+        for one in described
     ]
 
 

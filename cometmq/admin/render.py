@@ -190,10 +190,11 @@ def _show_client(view: views.ClientDescriptionView, *, wide: bool) -> None:
         _print_part(f"queues{shown}", view.queues, "It has no queue.", wide=wide)
     seconds = f"{view.rates_window_ms / 1000:.0f} s"
     _print_part(f"per second, of the last {seconds}", view.rates, "No message has passed yet.")
-    if view.role.startswith("push"):
+    if view.role.startswith("push") or view.role == "simple":
         shown = "" if len(view.calls) == view.call_count else f" (of {view.call_count:,})"
-        _print_part(f"listener calls that run{shown}", view.calls, "None.")
-        _print_stacks([call for call in view.calls if call.stack])
+        calls = "receives in work" if view.role == "simple" else "listener calls that run"
+        _print_part(f"{calls}{shown}", view.calls, "None.")
+        _print_stacks([call for call in view.calls if call.stack], view.role)
     if wide:
         print("\noptions")
         longest = max(map(len, view.options), default=0)
@@ -209,17 +210,22 @@ def _print_part(title: str, rows: Sequence[object], empty: str, *, wide: bool = 
 def _show_stacks(view: views.ClientStacksView) -> None:
     shown = "" if len(view.calls) == view.call_count else f", {len(view.calls):,} of them here"
     member = f"{view.client_id} of group {view.group}"
-    calls = "call runs" if view.call_count == 1 else "calls run"
-    print(f"{_printable(member)}: {view.call_count:,} listener {calls}{shown}")
-    _print_stacks(view.calls)
+    one, many = "listener call runs", "listener calls run"
+    if view.role == "simple":
+        one, many = "receive has messages in work", "receives have messages in work"
+    calls = f"{view.call_count:,} {one if view.call_count == 1 else many}{shown}"
+    print(f"{_printable(member)}: {'it has no listener' if view.role == 'pull' else calls}")
+    _print_stacks(view.calls, view.role)
 
 
-def _print_stacks(calls: Sequence[views.ClientCallView]) -> None:
+def _print_stacks(calls: Sequence[views.ClientCallView], role: str) -> None:
     for call in calls:
         messages = f", {call.message_count:,} messages" if call.message_count > 1 else ""
         where = f"{call.topic} {call.broker_group}/{call.queue_id} offset {call.queue_offset:,}"
         late = ", late" if call.is_late else ""
-        print(f"\n{_printable(where)}{messages}: runs for {_seconds(call.age_ms)}{late}")
+        age = _seconds(call.age_ms)
+        since = f"received {age} ago" if role == "simple" else f"runs for {age}{late}"
+        print(f"\n{_printable(where)}{messages}: {since}")
         print(_printable(call.stack) if call.stack else "  (its stack cannot be told)")
 
 

@@ -393,7 +393,7 @@ class ClientRatesView:
 
 @dataclass(frozen=True, slots=True)
 class ClientCallView:
-    """A listener call that runs."""
+    """A listener call that runs, or a receive of a simple consumer whose messages are in work."""
 
     topic: str
     broker_group: str
@@ -402,7 +402,7 @@ class ClientCallView:
     message_count: int
     age_ms: int
     is_late: bool  # it takes longer than the consume timeout
-    stack: str  # empty: not asked for
+    stack: str  # empty: not asked for, or its thread or task has ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -435,11 +435,12 @@ class ClientDescriptionView:
 
 @dataclass(frozen=True, slots=True)
 class ClientStacksView:
-    """The listener calls that run in a client."""
+    """The listener calls that run in a client, or its receives whose messages are in work."""
 
     client_id: str
     group: str
-    call_count: int  # calls that run
+    role: str
+    call_count: int
     calls: list[ClientCallView]  # those that run longest, the oldest first
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -22,14 +22,16 @@ from cometmq.client.options import (
     backoff_policy,
     options_of,
 )
-from cometmq.client.pop.acks import Acks
+from cometmq.client.pop.arrivals import PopArrivals
 from cometmq.client.pop.calls import Lease, PopAnswer, PopCalls, ack_items, not_held
+from cometmq.client.pop.held import HeldMessages
 from cometmq.client.pop.member import PopMember
 from cometmq.client.reading.long_poller import LongPoller
 from cometmq.client.reading.offsets import BrokerCalls
 from cometmq.client.received import ReceivedMessage
 from cometmq.client.remote.answers import Answers
-from cometmq.client.remote.description import Describer, LeaseState
+from cometmq.client.remote.description import CALLS_MAX, CallState, Describer, LeaseState
+from cometmq.client.remote.stacks import Caller
 from cometmq.client.requests.replier import Replier
 from cometmq.client.tracing.consume_tracer import ConsumeTracer
 from cometmq.client.tracing.dispatcher import TraceDispatcher
@@ -48,7 +50,6 @@ from cometmq.v1 import broker_pb2
 RECEIVE_COUNT_MAX = 1_024
 WAIT_MS_MAX = 3_600_000
 PATIENCE_S = 0.25  # for a broker group's answer, before another one is asked
-_FORGOTTEN_MIN = 1_024  # messages held before those whose time is over are looked for
 
 
 class SimpleConsumer:
@@ -96,8 +97,9 @@ class SimpleConsumer:
             self._options.client_id, self._connections, self._routes.cluster, self._options.hold_ms
         )
         self._subscriptions: dict[str, Filter] = {}
-        self._pop = PopCalls(
-            self._calls, self._routes, self._options, self._long_poller, self._subscriptions
+        self._pop = PopCalls(self._calls, self._routes, self._options, self._subscriptions)
+        self._arrivals = PopArrivals(
+            self._calls, self._options, self._long_poller, self._subscriptions
         )
         self._member = PopMember(self._options, self._calls, self._pop, self._subscriptions)
         self._answers = Answers(
@@ -110,10 +112,7 @@ class SimpleConsumer:
         self._received_s: dict[str, float] = {}  # by broker group, when it has answered last
         self._member.answer(self._answers)
         self._failures = Backoff(backoff_policy(self._options), random.Random())
-        self._acks = Acks(self._pop)
-        # The lease of each message that was received and is not done, by queue and queue offset.
-        self._held: defaultdict[QueueRef, dict[int, Lease]] = defaultdict(dict)
-        self._forget_at = _FORGOTTEN_MIN  # so many messages held
+        self._held = HeldMessages()
         self._rounds = 0  # says which broker group is asked first
         # Calls that had no answer in time, by broker group, and what such a call brought too many.
         self._late: defaultdict[str, list[asyncio.Task[PopAnswer]]] = defaultdict(list)
@@ -141,7 +140,7 @@ class SimpleConsumer:
         self._sooner.set()
         try:
             await stop_all([task for some in self._late.values() for task in some])
-            await self._acks.close()
+            await self._pop.close()
             await self._replier.close()
             await self._member.leave()
             await self._tracing.close(flush=not isinstance(error, asyncio.CancelledError))
@@ -170,23 +169,33 @@ class SimpleConsumer:
         """
         self._check_open()
         self._subscriptions.pop(check_topic(topic), None)
+        self._left = deque(one for one in self._left if one.queue.topic != topic)
         self._queues_changed()
 
-    def _describe(self, _with_stacks: bool) -> broker_pb2.ClientDescription:
+    def _describe(self, with_stacks: bool) -> broker_pb2.ClientDescription:
+        """In the place of listener calls: leases, and where those are who received their messages,
+        for that is where the application mostly works on them.
+        """
         now_s = asyncio.get_running_loop().time()
-        held = Counter(
-            queue.broker_group
-            for queue, leases in self._held.items()
-            for lease in leases.values()
-            if lease.until_s > now_s
-        )
+        parts = sorted(self._held.parts(now_s), key=lambda part: part.lease.received_s)
+        held, counts = Counter[str](), Counter[str]()
+        for lease, _, count in parts:
+            held[lease.queue.broker_group] += count
+            counts[lease.queue.broker_group] += 1
+        calls = []
+        for lease, first, count in parts[:CALLS_MAX]:
+            stack = lease.caller.stack() if with_stacks and lease.caller is not None else ""
+            age_s = now_s - lease.received_s
+            calls.append(CallState(lease.queue, first, count, age_s, is_late=False, stack=stack))
         return self._describer.describe(
             self._answers.rates,
             subscriptions=self._subscriptions,
             leases=[
-                LeaseState(broker_group, held[broker_group], 0, 0, at_s)
+                LeaseState(broker_group, held[broker_group], 0, counts[broker_group], at_s)
                 for broker_group, at_s in sorted(self._received_s.items())
             ],
+            calls=calls,
+            call_count=len(parts),
         )
 
     def _queues_changed(self) -> None:
@@ -260,7 +269,7 @@ class SimpleConsumer:
     async def _has_come(self, wait_s: float) -> bool:
         """Whether something may have come since the last receive that waited to its end."""
         if self._idle is not None and not self._left:
-            if not await self._pop.arrival(self._idle, wait_s, self._sooner):
+            if not await self._arrivals.wait(self._idle, wait_s, self._sooner):
                 return False
             self._idle = None
         return True
@@ -273,7 +282,7 @@ class SimpleConsumer:
             left_s = min(left_s, self._failures.next_s())
         else:
             self._failures.reset()
-        if not self._open or await self._pop.arrival(answers, left_s, self._sooner):
+        if not self._open or await self._arrivals.wait(answers, left_s, self._sooner):
             return True
         if error is not None or any(self._late.values()):
             return True
@@ -283,7 +292,7 @@ class SimpleConsumer:
     async def _ask_all(
         self, count_max: int, invisible_ms: int, answers: dict[str, PopAnswer]
     ) -> tuple[list[ReceivedMessage], CometError | None]:
-        """What the first broker group that has something gives, each time beginning with another
+        """The messages of the first broker group that has some, each time beginning with another
         one: messages in hand wait for no other group, which may not answer. Raises an error that no
         retry can mend, unless another group has given something.
         """
@@ -303,7 +312,7 @@ class SimpleConsumer:
             if answer is None:
                 continue
             answers[broker_group] = answer
-            found = await self._taken(broker_group, answer)
+            found = self._taken(broker_group, answer)
             if found:
                 self._left.extend(found[count_max:])
                 found = found[:count_max]
@@ -316,38 +325,42 @@ class SimpleConsumer:
         self, broker_group: str, count_max: int, invisible_ms: int, group_count: int
     ) -> PopAnswer | None:
         """None: it is late. Its answer is taken when it has come; nobody asks it meanwhile."""
-        if group_count == 1:
-            return await self._pop.receive(broker_group, count_max, invisible_ms)
         late = self._late[broker_group]
-        if late:
-            come = next((task for task in late if task.done()), None)
-            if come is None:
-                return None
+        come = next((task for task in late if task.done()), None)
+        if come is not None:
             late.remove(come)
             return come.result()
+        if group_count == 1:
+            return await self._pop.receive(broker_group, count_max, invisible_ms)
+        if late:
+            return None
         task = asyncio.create_task(self._pop.receive(broker_group, count_max, invisible_ms))
+        is_in_time = False
         try:
-            await asyncio.wait([task], timeout=PATIENCE_S)
+            done, _ = await asyncio.wait([task], timeout=PATIENCE_S)
+            is_in_time = bool(done)
         finally:
-            if not task.done():
+            if not is_in_time:  # or cancelled, although its answer may have come in the same turn
                 late.append(task)
                 task.add_done_callback(lambda _: self._sooner.set())
-        return task.result() if task.done() else None
+        return task.result() if is_in_time else None
 
     def _take_left(self, count_max: int) -> list[ReceivedMessage]:
-        """Messages that came too many, and are this consumer's still."""
-        now_s = asyncio.get_running_loop().time()
+        """Messages that came too many, and are this consumer's for at least half of their time."""
+        now_s, caller = asyncio.get_running_loop().time(), Caller()
         taken: list[ReceivedMessage] = []
         while self._left and len(taken) < count_max:
             message = self._left.popleft()
-            lease = self._lease_of(message)
-            if lease is not None and now_s < lease.until_s:
+            lease = self._held.find(message)
+            if lease is not None and now_s < lease.until_s - lease.invisible_s / 2:
+                lease.caller = caller
                 taken.append(message)
         return taken
 
-    async def _taken(self, broker_group: str, answer: PopAnswer) -> list[ReceivedMessage]:
+    def _taken(self, broker_group: str, answer: PopAnswer) -> list[ReceivedMessage]:
         """The messages that the application wants; the others are acknowledged."""
-        self._received_s[broker_group] = asyncio.get_running_loop().time()
+        now_s, caller = asyncio.get_running_loop().time(), Caller()
+        self._received_s[broker_group] = now_s
         taken: list[ReceivedMessage] = []
         passed: list[broker_pb2.AckItem] = []
         for run in answer.runs:
@@ -356,27 +369,16 @@ class SimpleConsumer:
                 keep = {one.queue_offset for one in kept}
                 others = {one.queue_offset for one in run.messages} - keep
                 passed += ack_items(run.lease, others)
-            offsets = [message.queue_offset for message in kept]
-            self._held[run.lease.queue].update(dict.fromkeys(offsets, run.lease))
+            run.lease.caller = caller
+            self._held.add(run.lease, kept)
             self._answers.rates.of(run.lease.queue.topic).pulled += len(kept)
             taken += kept
         if self._tracer is not None:
             self._tracer.received(self._calls.group, taken)
         if passed:
-            await self._pop.acknowledge(broker_group, passed)
-        self._forget()
+            self._pop.put_acks(broker_group, passed)
+        self._held.forget_old(now_s)
         return taken
-
-    def _forget(self) -> None:
-        """Messages whose time is over: others may have them."""
-        count = sum(map(len, self._held.values()))
-        if count < self._forget_at:
-            return
-        now_s = asyncio.get_running_loop().time()
-        for queue, held in self._held.items():
-            left = {offset: lease for offset, lease in held.items() if lease.until_s >= now_s}
-            self._held[queue] = left
-        self._forget_at = max(_FORGOTTEN_MIN, 2 * sum(map(len, self._held.values())))
 
     # --- acknowledge ------------------------------------------------------------------------------
 
@@ -396,13 +398,13 @@ class SimpleConsumer:
             lambda: defaultdict(set)
         )
         queue: QueueRef | None = None
-        held: dict[int, Lease] = {}
+        held: Mapping[int, Lease] = {}
         leases: defaultdict[Lease, set[int]] = defaultdict(set)
         for message in messages:
             _check_received(message)
             if message.queue is not queue:  # neighbours are mostly of one queue
                 queue = message.queue
-                held, leases = self._held.get(queue, {}), by_group[queue.broker_group]
+                held, leases = self._held.of_queue(queue), by_group[queue.broker_group]
             offset = message.queue_offset
             lease = held.get(offset)
             if lease is None:
@@ -418,30 +420,33 @@ class SimpleConsumer:
             self._tracer.acknowledged(self._calls.group, messages)
 
     async def _ack_at(self, broker_group: str, leases: dict[Lease, set[int]]) -> CometError | None:
+        """Tries again what failed for now, as long as a request may take; the first error."""
         pairs = [(lease, one) for lease, some in leases.items() for one in ack_items(lease, some)]
+        failures = Backoff(backoff_policy(self._options), random.Random())
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._calls.timeout_s
         refused: CometError | None = None
         while True:
-            answers = await self._acks.acknowledge(broker_group, [item for _, item in pairs])
-            again = []
-            failed: CometError | None = None  # for now
-            for (lease, item), error in zip(pairs, answers, strict=True):
-                if error is not None and error.retry is not Retry.NEVER:
-                    again.append((lease, item))
+            again: list[tuple[Lease, broker_pb2.AckItem]] = []
+            failed: CometError | None = None
+            errors = await self._pop.acknowledge(broker_group, [item for _, item in pairs])
+            for pair, error in zip(pairs, errors, strict=True):
+                if error is None or error.retry is Retry.NEVER:
+                    self._end(*pair, is_done=error is None)
+                    refused = refused or error
+                else:
+                    again.append(pair)
                     failed = failed or error
-                    continue
-                refused = refused or error
-                if error is None:
-                    self._answers.rates.of(lease.queue.topic).done += item.count
-                held, first = self._held[lease.queue], item.first_offset
-                for offset in range(first, first + item.count):
-                    if held.get(offset) is lease:  # not a newer one
-                        del held[offset]
-            if not again or loop.time() >= deadline_s:
+            if failed is None or loop.time() >= deadline_s:
                 return refused or failed
             pairs = again
-            await self._calls.wait(self._failures.next_s())
+            await self._calls.wait(failures.next_s())
+
+    def _end(self, lease: Lease, item: broker_pb2.AckItem, *, is_done: bool) -> None:
+        """These messages are acknowledged, or cannot be."""
+        if is_done:
+            self._answers.rates.of(lease.queue.topic).done += item.count
+        self._held.remove(lease, item)
 
     async def change_invisible_time(self, message: ReceivedMessage, invisible_ms: int) -> None:
         """The message comes again so long from now, unless it is acknowledged before: later, while
@@ -449,7 +454,8 @@ class SimpleConsumer:
         """
         self._check_open()
         check_invisible_ms(invisible_ms)
-        lease = self._lease_of(message)
+        _check_received(message)
+        lease = self._held.find(message)
         if lease is None:
             raise not_held(message)
         [item] = ack_items(lease, [message.queue_offset])
@@ -459,14 +465,8 @@ class SimpleConsumer:
         if isinstance(answer, CometError):
             raise self._calls.namespace.strip(answer)
         invisible_s = invisible_ms / 1000
-        self._held[message.queue][message.queue_offset] = Lease(
-            message.queue, answer.handle, invisible_s, asked_s + invisible_s
-        )
-
-    def _lease_of(self, message: ReceivedMessage) -> Lease | None:
-        """None: this consumer has not got it, or no longer. InvalidRequest: it is no message."""
-        _check_received(message)
-        return self._held.get(message.queue, {}).get(message.queue_offset)
+        changed = lease.changed(answer.handle, invisible_s, asked_s + invisible_s)
+        self._held.replace(message, lease, changed)
 
     def _check_open(self) -> None:
         if not self._open:

@@ -28,6 +28,7 @@ from cometmq.client.options import (
 from cometmq.client.reading.offsets import Bounds
 from cometmq.client.reading.positions import OffsetStore
 from cometmq.client.received import ReceivedMessage
+from cometmq.client.remote.stacks import calling_thread
 from cometmq.client.requests.requester import ReplyCallback
 from cometmq.client.sending.send_many import SendReceipts
 from cometmq.client.transactions import producer as transactions
@@ -391,9 +392,13 @@ class SimpleConsumer(_Sync[simple.SimpleConsumer]):
         wait_ms: int | None = None,
     ) -> list[ReceivedMessage]:
         """Messages that nobody else of the group gets for a while, as soon as there are some."""
-        return self._wait(
-            self._client.receive(count_max, invisible_ms=invisible_ms, wait_ms=wait_ms)
-        )
+        caller = calling_thread.set(threading.current_thread())
+        try:
+            return self._wait(
+                self._client.receive(count_max, invisible_ms=invisible_ms, wait_ms=wait_ms)
+            )
+        finally:
+            calling_thread.reset(caller)
 
     def ack(self, message: ReceivedMessage) -> None:
         """The message is done."""
@@ -531,7 +536,7 @@ class PullConsumer(_Sync[pull.PullConsumer]):
         self._wait(_call(lambda: self._client.resume(queues)))
 
     def position(self, queue: QueueRef) -> Position:
-        """What the next poll of an assigned queue begins with."""
+        """The position that the next poll of an assigned queue begins at."""
         return self._wait(self._client.position(queue))
 
     def positions_at(self, queues: Collection[QueueRef], time_ms: int) -> dict[QueueRef, Position]:

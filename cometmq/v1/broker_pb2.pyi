@@ -2098,7 +2098,7 @@ class ClientDescription(_message.Message):
     rates_window_ms: _builtins.int
     """The time that `rates` are of, in ms, at most about 60,000; 0 = it has just begun."""
     call_count: _builtins.int
-    """How many listener calls run."""
+    """How many there are."""
     @_builtins.property
     def options(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Its options and their values; at most 128 of 256 characters. None is a secret."""
@@ -2125,7 +2125,7 @@ class ClientDescription(_message.Message):
 
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientCall]:
-        """The listener calls that run longest, at most 64."""
+        """The listener calls that run longest, at most 64. Of a simple consumer: the receives whose messages it has longest and has not acknowledged."""
 
     def __init__(
         self,
@@ -2243,7 +2243,7 @@ class ClientLeases(_message.Message):
     held_bytes: _builtins.int
     """Bytes of their records; 0 = it does not know."""
     call_count: _builtins.int
-    """Listener calls with them."""
+    """Listener calls with them; of a simple consumer, receives."""
     last_receive_ms: _builtins.int
     """When a call was answered last, in ms since 1970 by its clock; 0 = never."""
     def __init__(
@@ -2349,7 +2349,7 @@ Global___ClientRates: _TypeAlias = ClientRates  # noqa: Y015
 
 @_typing.final
 class ClientCall(_message.Message):
-    """A listener call that runs."""
+    """A listener call that runs, or a receive whose messages are in work."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2367,7 +2367,7 @@ class ClientCall(_message.Message):
     count: _builtins.int
     """Messages in the call."""
     age_ms: _builtins.int
-    """How long it has run."""
+    """How long it has run, or since when its messages are there."""
     is_late: _builtins.bool
     """It takes longer than the consume timeout."""
     stack: _builtins.str

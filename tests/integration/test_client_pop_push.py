@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -24,6 +25,7 @@ from cometmq.client import (
 from cometmq.client.pop import settler
 from cometmq.errors import ConfigInvalid, PeerUnavailable
 from cometmq.v1 import broker_pb2 as pb
+from services.broker.pop.receive import Received, ReceiveService
 from tests.support.cluster.broker import LiveBroker
 from tests.support.cluster.pop_cluster import Ahead, pop_cluster
 from tests.support.waiting import until, until_async
@@ -169,6 +171,38 @@ async def test_a_stop_tells_what_was_done_and_gives_back_what_was_not(tmp_path: 
             await consumer.subscribe("T")
             await until_async(lambda: done(broker, 10))
         assert sorted(first + again) == sorted(numbers(10))
+
+
+async def test_a_stop_gives_back_messages_that_were_on_their_way(tmp_path: Path) -> None:
+    """Others got them after the whole invisible time, as if the process had died."""
+    clock = Ahead()
+    given = asyncio.Event()
+    real = ReceiveService.receive
+
+    async def is_slow(*args: Any) -> Received:
+        answer = await real(*args)
+        given.set()
+        await asyncio.sleep(0.3)
+        return answer
+
+    got: list[bytes] = []
+
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        got.append(messages[0].body)
+
+    async with pop_cluster(tmp_path, clock) as (namesrv, broker, _):
+        await send(namesrv, *numbers(10))
+        with mock.patch.object(ReceiveService, "receive", is_slow):
+            async with popping(namesrv, listener, pop_invisible_ms=600_000) as consumer:
+                await consumer.subscribe("T")
+                await given.wait()
+        assert not got
+        assert broker.state.pops.open_count > 0
+        clock.later_s = 11
+        async with popping(namesrv, listener) as consumer:
+            await consumer.subscribe("T")
+            await until_async(lambda: done(broker, 10))
+        assert sorted(got) == sorted(numbers(10))
 
 
 async def test_message_groups_keep_their_order(tmp_path: Path) -> None:

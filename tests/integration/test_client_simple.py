@@ -171,7 +171,8 @@ async def received(receiving: asyncio.Task[list[ReceivedMessage]]) -> ReceivedMe
 
 
 async def fail(broker: LiveBroker, consumer: SimpleConsumer, message: ReceivedMessage) -> None:
-    lease = consumer._held[message.queue][message.queue_offset]
+    lease = consumer._held.find(message)
+    assert lease is not None
     item = pb.ChangeInvisibleTimeItem(messages=pb.AckItem(handle=lease.handle), failed=True)
     request = pb.ChangeInvisibleTimeRequest(group="G", items=[item])
     [result] = (await broker.stub.ChangeInvisibleTime(request)).results
@@ -225,6 +226,26 @@ async def test_who_waits_hears_at_once_of_what_an_acknowledgement_frees(tmp_path
             assert not waiting.done()
             await one.ack(message)
             assert (await received(waiting)).body == b"1"
+
+
+async def test_a_message_that_woke_a_member_that_died_wakes_another_one(tmp_path: Path) -> None:
+    """It lay there until the other member's own wait was over."""
+
+    async def dies(*_: object) -> PopAnswer:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with (
+        pop_cluster(tmp_path, Ahead()) as (namesrv, broker, pullhold),
+        simple(namesrv) as one,
+        Parked(one, pullhold, 2) as dying,
+        simple(namesrv) as other,
+        Parked(other, pullhold, 4) as waiting,
+    ):
+        with mock.patch.object(one._pop, "receive", dies):
+            await broker.send("T", 0, b"0")
+            assert (await received(waiting)).body == b"0"
+            assert not dying.done()
 
 
 @pytest.mark.parametrize("was_looked_at", [False, True])
@@ -342,6 +363,20 @@ async def test_members_are_seen_and_leave(tmp_path: Path) -> None:
         await until_async(lambda: has(members, []))
         assert broker.state.groups["G"].policy.mode.name == "POP"
         await broker.admin.DeleteGroup(pb.DeleteGroupRequest(group="G"))
+
+
+async def test_who_has_left_is_no_member_again_when_routes_change(tmp_path: Path) -> None:
+    """It joined once more while the rest of its consumer was being closed."""
+    async with pop_cluster(tmp_path, Ahead()) as (namesrv, _, _hold), simple(namesrv) as consumer:
+        await consumer.subscribe("T")
+        membership = consumer._member._membership
+        await until(lambda: membership.members("T", ["g1"]) is not None)
+        await consumer._member.leave()
+        consumer._member.look_again()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert membership.members("T", ["g1"]) is None
+        assert not membership._joined
 
 
 async def has(members: Callable[[], Awaitable[list[Any]]], wanted: list[Any]) -> bool:
@@ -536,6 +571,104 @@ async def test_a_broker_that_is_late_holds_up_nobody_and_its_messages_are_kept(
             assert bodies(found) == numbers(0, 3)
 
 
+async def test_a_late_answer_is_kept_when_no_other_broker_is_left(tmp_path: Path) -> None:
+    async with pop_cluster(tmp_path, Ahead()) as (namesrv, _, _hold):
+        await send(namesrv, b"0")
+        async with simple(namesrv) as consumer:
+            await consumer.subscribe("T")
+            pop, answers = consumer._pop, asyncio.Event()
+            real = pop.receive
+
+            async def one_is_late(broker_group: str, *limits: int) -> PopAnswer:
+                if broker_group == "g1":
+                    await answers.wait()
+                    return await real("g1", *limits)
+                return PopAnswer([], False, None, False, ())
+
+            with mock.patch.object(pop, "receive", one_is_late):
+                with mock.patch.object(pop, "broker_groups", return_value=["g1", "other"]):
+                    assert await consumer.receive(wait_ms=0) == []
+                answers.set()
+                await asyncio.wait(consumer._late["g1"])
+                assert bodies(await consumer.receive(wait_ms=0)) == [b"0"]
+
+
+async def test_a_cancelled_receive_leaves_its_messages_to_the_next_one(tmp_path: Path) -> None:
+    """They came again when their invisible time was over, as if somebody had failed."""
+    async with pop_cluster(tmp_path, Ahead()) as (namesrv, broker, _):
+        await send(namesrv, *numbers(0, 4))
+        async with simple(namesrv) as consumer:
+            await consumer.subscribe("T")
+            given, goes_on = asyncio.Event(), asyncio.Event()
+            real = receive.ReceiveService.receive
+
+            async def is_slow(*args: Any) -> receive.Received:
+                answer = await real(*args)
+                given.set()
+                await goes_on.wait()
+                return answer
+
+            with mock.patch.object(receive.ReceiveService, "receive", is_slow):
+                receiving = asyncio.create_task(consumer.receive(4))
+                await given.wait()
+                await stop_all([receiving])
+            assert broker.state.pops.open_count > 0
+            goes_on.set()
+            found: list[ReceivedMessage] = []
+            while len(found) < 4:
+                found += await consumer.receive(1, wait_ms=0)
+            assert bodies(found) == numbers(0, 4)
+            assert {message.attempt for message in found} == {1}
+            await consumer.ack_many(found)
+
+
+async def test_a_late_answer_is_kept_that_comes_as_its_receive_is_cancelled(tmp_path: Path) -> None:
+    async with pop_cluster(tmp_path, Ahead()) as (namesrv, _, _hold):
+        await send(namesrv, b"0")
+        async with simple(namesrv) as consumer:
+            await consumer.subscribe("T")
+            pop, answers = consumer._pop, asyncio.Event()
+            real = pop.receive
+            answer = await real("g1", 8, 30_000)
+            while not answer.runs:
+                answer = await real("g1", 8, 30_000)
+
+            async def is_late(broker_group: str, *limits: int) -> PopAnswer:
+                await answers.wait()
+                return answer if broker_group == "g1" else PopAnswer([], False, None, False, ())
+
+            with (
+                mock.patch.object(pop, "broker_groups", return_value=["g1", "other"]),
+                mock.patch.object(pop, "receive", is_late),
+            ):
+                consumer._rounds = 1  # g1 is asked first
+                receiving = asyncio.create_task(consumer.receive(8, wait_ms=0))
+                await until(lambda: getattr(answers, "_waiters", ()))
+                answers.set()
+                receiving.cancel()
+                await asyncio.wait([receiving])
+                assert receiving.cancelled()
+                consumer._rounds = 1
+                assert bodies(await consumer.receive(8, wait_ms=0)) == [b"0"]
+
+
+async def test_messages_whose_time_is_nearly_over_are_not_handed_out(tmp_path: Path) -> None:
+    """They came too many with another answer, and had a moment left."""
+    async with pop_cluster(tmp_path, Ahead()) as (namesrv, _, _hold):
+        await send(namesrv, b"0", b"1")
+        async with simple(namesrv) as consumer:
+            await consumer.subscribe("T")
+            found: list[ReceivedMessage] = []
+            while len(found) < 2:
+                found += await consumer.receive(invisible_ms=10_000)
+            old, new = found
+            lease = consumer._held.find(old)
+            assert lease is not None
+            lease.until_s = asyncio.get_running_loop().time() + 4
+            consumer._left.extend(found)
+            assert await consumer.receive(wait_ms=0) == [new]
+
+
 async def test_acknowledgements_of_a_turn_are_one_call(tmp_path: Path) -> None:
     async with pop_cluster(tmp_path, Ahead()) as (namesrv, broker, _):
         await send(namesrv, *numbers(0, 8))
@@ -544,8 +677,9 @@ async def test_acknowledgements_of_a_turn_are_one_call(tmp_path: Path) -> None:
             messages: list[ReceivedMessage] = []
             while len(messages) < 8:
                 messages += await consumer.receive()
+            real = acks.AckService.acknowledge
             with mock.patch.object(
-                consumer._pop, "acknowledge", wraps=consumer._pop.acknowledge
+                acks.AckService, "acknowledge", autospec=True, side_effect=real
             ) as asked:
                 await asyncio.gather(*map(consumer.ack, messages))
                 assert asked.call_count == 1
@@ -560,7 +694,7 @@ async def test_an_ack_says_what_was_refused_after_others_were_tried_again(tmp_pa
             messages: list[ReceivedMessage] = []
             while len(messages) < 2:
                 messages += await consumer.receive()
-            consumer._held[messages[0].queue][messages[0].queue_offset].handle = "forged"
+            consumer._held.of_queue(messages[0].queue)[messages[0].queue_offset].handle = "forged"
             real, calls = consumer._pop.acknowledge, 0
 
             async def second_is_lost(broker_group: str, items: Any) -> list[CometError | None]:

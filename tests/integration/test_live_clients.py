@@ -9,6 +9,7 @@ import json
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,12 @@ async def joined(connection: Connection, client_id: str = "member") -> None:
 
 async def verified(connection: Connection, message_id: str, **more: Any) -> ListenerResultView:
     return await clients.verify_message(connection, message_id, "G", "member", **more)
+
+
+async def command(namesrv: str, *words: str) -> Result:
+    """``cometmq`` with these words."""
+    invoke = partial(CliRunner().invoke, cli, [*words, "--namesrv", namesrv])
+    return await asyncio.to_thread(invoke)
 
 
 class Gate:
@@ -334,8 +341,40 @@ async def test_a_simple_consumer_tells_what_it_has_not_acknowledged(tmp_path: Pa
             [held] = told.leases
             assert (held.broker_group, held.held_count) == ("g1", 3)
             assert held.last_receive_ago_ms is not None
+            assert held.call_count == told.call_count == len(told.calls) > 0
+            assert sum(call.message_count for call in told.calls) == 3
             [rates] = told.rates
             assert rates.pulled_per_s > rates.done_per_s > 0
+
+
+async def test_a_simple_consumer_tells_where_its_messages_are_in_work(tmp_path: Path) -> None:
+    gate = asyncio.Event()
+
+    async def works_slowly(consumer: SimpleConsumer) -> None:
+        messages = await consumer.receive()
+        await gate.wait()
+        await consumer.ack_many(messages)
+
+    options = SimpleConsumerOptions(client_id="simple")
+    async with (
+        cluster(tmp_path) as (namesrv, _, connection),
+        SimpleConsumer(namesrv, "G", options=options) as consumer,
+    ):
+        await consumer.subscribe("T")
+        await joined(connection, "simple")
+        working = asyncio.create_task(works_slowly(consumer))
+        await send(namesrv, 1)
+        await until(lambda: list(consumer._held.parts(0.0)))
+        shown = await command(namesrv, "client", "stacks", "simple")
+        assert "simple of group G: 1 receive has messages in work" in shown.output
+        assert "in works_slowly" in shown.output
+        shown = await command(namesrv, "client", "info", "simple", "--stacks")
+        assert "receives in work" in shown.output
+        assert "in works_slowly" in shown.output
+        gate.set()
+        await working
+        shown = await command(namesrv, "client", "stacks", "simple")
+        assert "simple of group G: 0 receives have messages in work" in shown.output
 
 
 # --- consume a message ----------------------------------------------------------------------------
@@ -636,13 +675,7 @@ async def test_a_fail_over_fails_the_question_and_the_new_writer_is_asked(tmp_pa
 async def test_the_command_shows_what_a_client_says(tmp_path: Path) -> None:
     gate = Gate()
     async with cluster(tmp_path) as (namesrv, _, connection):
-
-        async def run(*words: str) -> Result:
-            def invoke() -> Result:
-                return CliRunner().invoke(cli, [*words, "--namesrv", namesrv])
-
-            return await asyncio.to_thread(invoke)
-
+        run = partial(command, namesrv)
         [message_id] = await send(namesrv, 1)
         async with pushing(namesrv, gate) as push:
             await push.subscribe("T")

@@ -1,34 +1,33 @@
-"""Calls of consumers whose group receives (POP): receive, acknowledge, change the invisible time;
-and how they wait for messages.
-"""
+"""Calls of consumers whose group receives (POP): receive, acknowledge, change invisible times."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
+from typing import NamedTuple
 
+from cometmq.client.cluster.accumulator import Accumulator
 from cometmq.client.cluster.routes import RouteWatcher
 from cometmq.client.cluster.routing import readable_queues
 from cometmq.client.messages import ConsumeFrom
 from cometmq.client.options import ConsumerOptions
-from cometmq.client.reading.long_poller import LongPoller
-from cometmq.client.reading.offsets import BrokerCalls
+from cometmq.client.reading.offsets import BrokerCalls, check_fits
 from cometmq.client.received import ReceivedMessage, decode_received
-from cometmq.errors import CometError, HandleInvalid, PeerUnavailable
+from cometmq.client.remote.stacks import Caller
+from cometmq.errors import ClientClosed, CometError, HandleInvalid, PeerUnavailable
 from cometmq.model import RETRY_PREFIX, Filter, QueueRef
 from cometmq.rpc.interceptors import from_proto
 from cometmq.rpc.streams import ask
-from cometmq.rpc.tasks import stop_all
+from cometmq.rpc.tasks import Tasks
 from cometmq.v1 import broker_pb2, common_pb2
 from cometmq.v1.namesrv_pb2 import TopicRoute
 
 CALLS_MAX = 3  # for one receive, or change of invisible times, whose answer does not come
 ITEMS_MAX = 1_024  # of a call
-UNKNOWN_AGAIN_S = 1.0  # while no pull-hold answers
+UNANSWERED_MAX = 64  # receives of a broker group that are made again later
 
 _STARTS = {
     ConsumeFrom.FIRST: broker_pb2.RECEIVE_START_FIRST,
@@ -42,7 +41,17 @@ class Lease:
     when that changes. Times are those of the loop.
     """
 
-    __slots__ = ("changing_s", "handle", "invisible_s", "is_lost", "open_count", "queue", "until_s")
+    __slots__ = (
+        "caller",
+        "changing_s",
+        "handle",
+        "invisible_s",
+        "is_lost",
+        "open_count",
+        "queue",
+        "received_s",
+        "until_s",
+    )
 
     def __init__(self, queue: QueueRef, handle: str, invisible_s: float, until_s: float) -> None:
         self.queue = queue
@@ -52,6 +61,14 @@ class Lease:
         self.changing_s: float | None = None  # since when a change of its handle has no answer
         self.open_count = 0  # messages that are not done
         self.is_lost = False  # others may have them
+        self.received_s = until_s - invisible_s
+        self.caller: Caller | None = None  # of the receive, for operators
+
+    def changed(self, handle: str, invisible_s: float, until_s: float) -> Lease:
+        """The new lease of some of its messages."""
+        lease = Lease(self.queue, handle, invisible_s, until_s)
+        lease.received_s, lease.caller = self.received_s, self.caller
+        return lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +77,34 @@ class LeasedRun:
 
     lease: Lease
     messages: list[ReceivedMessage]
+
+
+@dataclass(frozen=True, slots=True)
+class _Receive:
+    """A receive, and when it was asked first, by the loop's clock."""
+
+    request: broker_pb2.ReceiveRequest
+    asked_s: float
+
+    @property
+    def invisible_s(self) -> float:
+        return self.request.invisible_ms / 1000
+
+
+class _Ack(NamedTuple):
+    item: broker_pb2.AckItem
+    answer: asyncio.Future[CometError | None]
+
+
+def _end(some: Iterable[_Ack]) -> None:
+    for ack in some:
+        if not ack.answer.done():
+            ack.answer.set_exception(ClientClosed("The consumer was closed."))
+            ack.answer.exception()  # maybe nobody waits for it
+
+
+def _few() -> deque[_Receive]:
+    return deque(maxlen=UNANSWERED_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,24 +122,26 @@ class PopAnswer:
 
 
 class PopCalls:
-    """``subscriptions`` are those of the consumer, by topic."""
+    """``subscriptions`` are those of the consumer, by topic. Belongs to the event loop."""
 
     def __init__(
         self,
         calls: BrokerCalls,
         routes: RouteWatcher,
         options: ConsumerOptions,
-        long_poller: LongPoller,
         subscriptions: Mapping[str, Filter],
     ) -> None:
         self._calls = calls
         self._routes = routes
         self._options = options
-        self._long_poller = long_poller
         self._subscriptions = subscriptions
+        self._tasks = Tasks("acknowledgements")
+        self._acks = Accumulator(self._tasks, self._send_acks, size_max=ITEMS_MAX)
         # What is asked for at each broker group, made once for these routes and filters.
         self._asked: dict[str, list[broker_pb2.Subscription]] = {}
         self._asked_for: list[tuple[str, TopicRoute | None, Filter]] = []
+        # Receives without an answer, by broker group: it may have given messages.
+        self._unanswered: defaultdict[str, deque[_Receive]] = defaultdict(_few)
 
     def broker_groups(self) -> list[str]:
         """Those that have any of the topics, as the routes say now, by name."""
@@ -107,21 +154,50 @@ class PopCalls:
             found: defaultdict[str, list[broker_pb2.Subscription]] = defaultdict(list)
             for topic, route, wanted in now:
                 asked = broker_pb2.Subscription(
-                    topic=self._calls.namespace.wire(topic), filter=_filter(wanted)
+                    topic=self._calls.namespace.wire(topic), filter=filter_proto(wanted)
                 )
                 queues = readable_queues(route) if route is not None else []
                 for broker_group in {queue.broker_group for queue in queues}:
                     found[broker_group].append(asked)
             self._asked_for, self._asked = now, dict(sorted(found.items()))
+            self._unanswered.clear()
         return self._asked
 
     async def receive(self, broker_group: str, count_max: int, invisible_ms: int) -> PopAnswer:
         """Messages that nobody else gets for a while. A call without an answer is made again, and
-        gets the same. Raises what brokers refuse it with.
+        gets the same: here, or by the next receive if this one fails or is cancelled. So there may
+        be more messages than ``count_max``. Raises what brokers refuse it with.
         """
-        namespace, options = self._calls.namespace, self._options
+        subscriptions = self._subscriptions_at().get(broker_group)
+        if not subscriptions:
+            return PopAnswer([], False, None, False, ())
+        receive = self._take_unanswered(broker_group)
+        if receive is None:
+            receive = self._new_receive(subscriptions, count_max, invisible_ms)
+        for calls_left in reversed(range(CALLS_MAX)):
+            try:
+                stub = self._calls.broker(broker_group)
+                response = await ask(stub.Receive, receive.request, self._calls.timeout_s)
+            except asyncio.CancelledError:
+                self._unanswered[broker_group].append(receive)
+                raise
+            except CometError as error:
+                self._calls.doubt(broker_group, error)
+                if isinstance(error, PeerUnavailable):
+                    if calls_left:
+                        continue
+                    self._unanswered[broker_group].append(receive)
+                raise self._calls.namespace.strip(error) from None
+            return self._answer(broker_group, response, receive)
+        raise AssertionError("the last call answers or raises")
+
+    def _new_receive(
+        self, subscriptions: Sequence[broker_pb2.Subscription], count_max: int, invisible_ms: int
+    ) -> _Receive:
+        options = self._options
         request = broker_pb2.ReceiveRequest(
             group=self._calls.wire_group,
+            subscriptions=subscriptions,
             max_count=count_max,
             max_bytes=options.pull_bytes_max,
             invisible_ms=invisible_ms,
@@ -130,39 +206,32 @@ class PopCalls:
             start_time_ms=options.consume_from_time_ms,
             client_id=self._calls.client_id,
         )
-        request.subscriptions.extend(self._subscriptions_at().get(broker_group, ()))
-        if not request.subscriptions:
-            return PopAnswer([], False, None, False, ())
-        asked_s = asyncio.get_running_loop().time()  # an answer that comes again counts from then
-        for calls_left in reversed(range(CALLS_MAX)):
-            try:
-                stub = self._calls.broker(broker_group)
-                response = await ask(stub.Receive, request, self._calls.timeout_s)
-            except CometError as error:
-                self._calls.doubt(broker_group, error)
-                if not calls_left or not isinstance(error, PeerUnavailable):
-                    raise namespace.strip(error) from None
-            else:
-                return self._answer(broker_group, response, invisible_ms, asked_s)
-        raise AssertionError("the last call answers or raises")
+        return _Receive(request, asyncio.get_running_loop().time())
+
+    def _take_unanswered(self, broker_group: str) -> _Receive | None:
+        """A receive whose messages, if it was given any, are this consumer's for some time more."""
+        unanswered = self._unanswered[broker_group]
+        now_s = asyncio.get_running_loop().time()
+        while unanswered:
+            receive = unanswered.popleft()
+            if now_s < receive.asked_s + receive.invisible_s / 2:
+                return receive
+        return None
 
     def _answer(
         self,
         broker_group: str,
         response: broker_pb2.ReceiveResponse,
-        invisible_ms: int,
-        asked_s: float,
+        receive: _Receive,
     ) -> PopAnswer:
-        runs = [self._run(broker_group, run, invisible_ms, asked_s) for run in response.runs]
+        runs = [self._run(broker_group, run, receive) for run in response.runs]
         now_s = asyncio.get_running_loop().time()
         again_at_s = now_s + response.again_ms / 1000 if response.again_ms else None
         return PopAnswer(
             runs, response.has_more, again_at_s, response.is_blocked, response.positions
         )
 
-    def _run(
-        self, broker_group: str, run: broker_pb2.ReceivedRun, invisible_ms: int, asked_s: float
-    ) -> LeasedRun:
+    def _run(self, broker_group: str, run: broker_pb2.ReceivedRun, receive: _Receive) -> LeasedRun:
         namespace = self._calls.namespace
         shown = namespace.shown if namespace.name else None
         queue = QueueRef(namespace.shown(run.queue.topic), run.queue.queue_id, broker_group)
@@ -170,9 +239,9 @@ class PopCalls:
         if run.attempt > 1:
             for message in messages:
                 message.attempt = run.attempt
-        # Counted from before the call: the broker began to count later.
-        invisible_s = invisible_ms / 1000
-        lease = Lease(queue, run.handle, invisible_s, asked_s + invisible_s)
+        # Counted from before the first call: the broker began to count later.
+        until_s = receive.asked_s + receive.invisible_s
+        lease = Lease(queue, run.handle, receive.invisible_s, until_s)
         lease.open_count = len(messages)
         return LeasedRun(lease, messages)
 
@@ -185,25 +254,51 @@ class PopCalls:
         return self._calls.keep(messages) if self._calls.keep is not None else messages
 
     async def acknowledge(
-        self, broker_group: str, items: Sequence[broker_pb2.AckItem]
+        self, broker_group: str, items: Iterable[broker_pb2.AckItem]
     ) -> list[CometError | None]:
-        """None for each that is acknowledged, as safely as messages of its topic."""
-        answers: list[CometError | None] = []
-        for first in range(0, len(items), ITEMS_MAX):
-            some = items[first : first + ITEMS_MAX]
-            request = broker_pb2.AckMessagesRequest(group=self._calls.wire_group, items=some)
-            try:
-                stub = self._calls.broker(broker_group)
-                response = await ask(stub.AckMessages, request, self._calls.timeout_s)
-            except CometError as error:
-                self._calls.doubt(broker_group, error)
-                answers += [error] * len(some)
-            else:
-                answers += [
-                    from_proto(one.error) if one.HasField("error") else None
-                    for one in response.results
-                ]
-        return answers
+        """None for each that is acknowledged, as safely as messages of its topic. ClientClosed:
+        the consumer was closed meanwhile.
+        """
+        return [await answer for answer in self.put_acks(broker_group, items)]
+
+    def put_acks(
+        self, broker_group: str, items: Iterable[broker_pb2.AckItem]
+    ) -> list[asyncio.Future[CometError | None]]:
+        """As :meth:`acknowledge`, for a caller that need not wait."""
+        new_future = asyncio.get_running_loop().create_future
+        asked = [_Ack(item, new_future()) for item in items]
+        for one in asked:
+            self._acks.put(broker_group, one)
+        return [one.answer for one in asked]
+
+    async def _send_acks(self, broker_group: str, some: list[_Ack]) -> None:
+        try:
+            answers = await self._acknowledge(broker_group, [one.item for one in some])
+            for ack, answer in zip(some, answers, strict=True):
+                if not ack.answer.done():  # its caller is there
+                    ack.answer.set_result(answer)
+        finally:
+            _end(some)
+
+    async def _acknowledge(
+        self, broker_group: str, items: list[broker_pb2.AckItem]
+    ) -> list[CometError | None]:
+        request = broker_pb2.AckMessagesRequest(group=self._calls.wire_group, items=items)
+        try:
+            stub = self._calls.broker(broker_group)
+            response = await ask(stub.AckMessages, request, self._calls.timeout_s)
+            check_fits(len(response.results), len(items))
+        except CometError as error:
+            self._calls.doubt(broker_group, error)
+            return [error] * len(items)
+        return [
+            from_proto(one.error) if one.HasField("error") else None for one in response.results
+        ]
+
+    async def close(self) -> None:
+        """Ends acknowledgements that have no answer yet."""
+        _end(self._acks.close())
+        await self._tasks.stop()
 
     async def change(
         self, broker_group: str, items: Sequence[broker_pb2.ChangeInvisibleTimeItem]
@@ -234,79 +329,14 @@ class PopCalls:
         for calls_left in reversed(range(CALLS_MAX)):
             try:
                 stub = self._calls.broker(broker_group)
-                return await ask(stub.ChangeInvisibleTime, request, self._calls.timeout_s)
+                response = await ask(stub.ChangeInvisibleTime, request, self._calls.timeout_s)
+                check_fits(len(response.results), len(request.items))
+                return response
             except CometError as error:
                 self._calls.doubt(broker_group, error)
                 if not calls_left or not isinstance(error, PeerUnavailable):
                     raise
         raise AssertionError("the last call answers or raises")
-
-    # --- waiting ----------------------------------------------------------------------------------
-
-    async def arrival(
-        self,
-        answers: Mapping[str, PopAnswer],
-        timeout_s: float,
-        sooner: asyncio.Event,
-    ) -> bool:
-        """Whether to ask again: one of the queues that had nothing may have something, or
-        ``sooner`` is set. False: the time is over, and nothing has come. ``answers``: the last one
-        of each broker group; they may be old, for what came since is found at once.
-        """
-        loop = asyncio.get_running_loop()
-        ends_s = loop.time() + timeout_s
-        again_at_s = min((a.again_at_s for a in answers.values() if a.again_at_s), default=inf)
-        timeout_s = max(0.0, min(ends_s, again_at_s) - loop.time())
-        waits: list[asyncio.Task[bool]] = [
-            asyncio.create_task(self._park(broker_group, one, timeout_s))
-            for broker_group, answer in answers.items()
-            for one in answer.positions
-        ]
-        if not waits:
-            waits.append(asyncio.create_task(self._route_change(timeout_s)))
-        waits.append(asyncio.create_task(sooner.wait()))
-        try:
-            done, _ = await asyncio.wait(
-                waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-            )
-        finally:
-            await stop_all(waits)
-        return any(task.result() for task in done) or again_at_s <= min(ends_s, loop.time())
-
-    async def _route_change(self, timeout_s: float) -> bool:
-        await self._calls.wait(min(timeout_s, UNKNOWN_AGAIN_S))
-        return True
-
-    async def _park(
-        self, broker_group: str, one: broker_pb2.ReceivePosition, timeout_s: float
-    ) -> bool:
-        """Whether something may have come; False: the time is over. While no pull-hold answers, the
-        broker is asked now and then.
-        """
-        topic = self._calls.namespace.shown(one.queue.topic)
-        pull = broker_pb2.PullRequest(
-            group=self._calls.wire_group,
-            queue=one.queue,
-            position=one.position,
-            filter=_filter(self._subscriptions.get(topic, Filter())),
-        )
-        loop = asyncio.get_running_loop()
-        deadline_s, number = loop.time() + timeout_s, one.return_number
-        while (left_s := deadline_s - loop.time()) > 0:
-            try:
-                answer = await self._long_poller.park_for_arrival(
-                    broker_group, pull, number, left_s
-                )
-            except CometError:  # the broker will say it, if it is of the same mind
-                answer = None
-            if answer is None:
-                await asyncio.sleep(min(left_s, self._options.poll_backoff_max_ms / 1000))
-                return True
-            response, number = answer
-            if response.status == broker_pb2.PULL_STATUS_FOUND:
-                return True
-            pull.position.CopyFrom(response.next_position)
-        return False
 
 
 def _are_same(
@@ -320,7 +350,7 @@ def _are_same(
     )
 
 
-def _filter(wanted: Filter) -> common_pb2.Filter:
+def filter_proto(wanted: Filter) -> common_pb2.Filter:
     return common_pb2.Filter(tags=sorted(wanted.tags), sql=wanted.sql)
 
 

@@ -14,7 +14,7 @@ from cometmq.client.pop.calls import PopCalls
 from cometmq.client.reading.offsets import BrokerCalls
 from cometmq.client.remote.answers import Answers
 from cometmq.model import Filter
-from cometmq.rpc.tasks import Tasks
+from cometmq.rpc.tasks import Tasks, stop_all
 
 
 class PopMember:
@@ -30,6 +30,7 @@ class PopMember:
         self._pop = pop
         self._subscriptions = subscriptions
         self._changed = asyncio.Event()
+        self._following: list[asyncio.Task[None]] = []
         self._membership = Membership(
             calls.client_id,
             secrets.token_hex(8),
@@ -49,10 +50,10 @@ class PopMember:
 
     def start(self, tasks: Tasks) -> None:
         """A member from the first subscription on."""
-        tasks.start(self._follow(tasks), "stay a member")
+        self._following = [tasks.start(self._follow(tasks), "stay a member")]
 
     def look_again(self) -> None:
-        """What is read, or where, has changed."""
+        """Takes notice that other topics are read, or at other broker groups."""
         self._changed.set()
 
     async def _follow(self, tasks: Tasks) -> None:
@@ -64,4 +65,5 @@ class PopMember:
 
     async def leave(self) -> None:
         """A member no more."""
+        await stop_all(self._following)  # else a change of routes would make it one again
         await self._membership.leave()

@@ -96,7 +96,7 @@ class PopSettler:
         return is_told
 
     async def give_back(self) -> None:
-        """What was not begun comes again soon, to another member."""
+        """Gives back messages that were not begun: they come again soon, to another member."""
         leases = [lease for lease in self._leases if not lease.is_lost]
         items = [_all_of(lease, GIVEN_BACK_MS) for lease in leases]
         answers = await self._pop.change(self._broker_group, items)

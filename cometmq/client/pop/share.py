@@ -13,6 +13,7 @@ from cometmq.client.cluster.routes import RouteWatcher
 from cometmq.client.consuming.listener import Work, Workers
 from cometmq.client.messages import Later
 from cometmq.client.options import PushConsumerOptions, backoff_policy
+from cometmq.client.pop.arrivals import PopArrivals
 from cometmq.client.pop.calls import Lease, LeasedRun, PopAnswer, PopCalls
 from cometmq.client.pop.member import PopMember
 from cometmq.client.pop.settler import PopSettler
@@ -34,6 +35,9 @@ IDLE_S = 600.0  # a broker is asked so often that has nothing, whatever pull-hol
 TELL_EVERY_S = 60.0  # that a group's broker refuses it
 
 _log = logger(__name__)
+
+
+_Answers = tuple[list[PopAnswer], CometError | None]
 
 
 class _Received:
@@ -92,6 +96,7 @@ class _Source:
         self.settler = settler
         self.open_count = 0
         self.received: dict[_Received, None] = {}
+        self.asking: asyncio.Task[_Answers] | None = None  # receives on their way
         self.ended = asyncio.Event()  # a listener call has ended
         self.sooner = asyncio.Event()  # messages may come back before the last answer said so
         self.received_s: float | None = None  # when a call was answered last
@@ -109,10 +114,8 @@ class _Source:
             self.sooner.set()
 
 
-async def _all_of(
-    calls: Sequence[Coroutine[Any, Any, PopAnswer]],
-) -> tuple[list[PopAnswer], CometError | None]:
-    """What the calls answer, and the error of one that was refused: the others' messages are not
+async def _all_of(calls: Sequence[Coroutine[Any, Any, PopAnswer]]) -> _Answers:
+    """The answers of the calls, and the error of one that was refused: the others' messages are not
     lost.
     """
     answers: list[PopAnswer] = []
@@ -143,7 +146,8 @@ class PopShare:
         self._routes = routes
         self._workers = workers
         self._subscriptions: dict[str, Filter] = {}
-        self._pop = PopCalls(calls, routes, options, long_poller, self._subscriptions)
+        self._pop = PopCalls(calls, routes, options, self._subscriptions)
+        self._arrivals = PopArrivals(calls, options, long_poller, self._subscriptions)
         self._member = PopMember(options, calls, self._pop, self._subscriptions)
         self._sources: dict[str, _Source] = {}
         self._feeding: list[asyncio.Task[None]] = []
@@ -160,7 +164,7 @@ class PopShare:
 
     @property
     def subscriptions(self) -> Mapping[str, Filter]:
-        """What is received, by topic."""
+        """The filters of the topics that are received."""
         return self._subscriptions
 
     def answer(self, answers: Answers) -> None:
@@ -168,7 +172,7 @@ class PopShare:
         self._member.answer(answers)
 
     def states(self) -> list[LeaseState]:
-        """What is told about the messages in work."""
+        """The description of the messages in work, for operators."""
         return [
             LeaseState(
                 broker_group,
@@ -223,6 +227,7 @@ class PopShare:
     async def stop(self) -> None:
         """Receive nothing more; wait for the listener calls that run; tell what they did."""
         await stop_all(self._feeding)
+        await self._take_last()
         for source in self._sources.values():
             source.is_closed = True
         loop = asyncio.get_running_loop()
@@ -238,6 +243,21 @@ class PopShare:
         # Side by side: one that does not answer keeps the others from nothing.
         await asyncio.gather(*(self._end(one, deadline_s) for one in self._sources.values()))
         self._sources.clear()
+        await self._pop.close()
+
+    async def _take_last(self) -> None:
+        """Waits for receives that were on their way: their messages are to be given back."""
+        asking = {one.asking: one for one in self._sources.values() if one.asking is not None}
+        try:
+            if asking:
+                await asyncio.wait(asking, timeout=self._calls.timeout_s)
+        finally:
+            await stop_all(asking)
+        for task, source in asking.items():
+            if not task.cancelled() and task.exception() is None:
+                answers, _ = task.result()
+                for run in (run for answer in answers for run in answer.runs):
+                    source.settler.add(run.lease)
 
     async def _end(self, source: _Source, deadline_s: float) -> None:
         while not await source.settler.settle() and asyncio.get_running_loop().time() < deadline_s:
@@ -269,7 +289,9 @@ class PopShare:
                 self._pop.receive(broker_group, count, options.pop_invisible_ms)
                 for _ in range(min(call_count, room // count))
             ]
-            answers, error = await _all_of(calls)
+            source.asking = asyncio.create_task(_all_of(calls))
+            answers, error = await asyncio.shield(source.asking)
+            source.asking = None
             for run in (run for answer in answers for run in answer.runs):
                 self._take(source, run)
             if error is not None:
@@ -285,7 +307,7 @@ class PopShare:
             last = answers[-1]
             source.is_blocked = last.is_blocked
             if not any(answer.runs or answer.has_more for answer in answers):
-                await self._pop.arrival({broker_group: last}, IDLE_S, source.sooner)
+                await self._arrivals.wait({broker_group: last}, IDLE_S, source.sooner)
 
     def _refused(self, broker_group: str, error: CometError) -> None:
         """Told at once, and once a minute, if no retry mends it."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 import traceback
+import weakref
 from collections.abc import Collection, Iterator
+from contextvars import ContextVar
 from types import CodeType, FrameType
 from typing import Any
 
@@ -14,10 +17,33 @@ STACK_LENGTH_MAX = 16_384  # characters
 
 _Place = tuple[FrameType, int]  # and its line
 
+# The thread that waits for a call of a client without asyncio.
+calling_thread: ContextVar[threading.Thread] = ContextVar("calling_thread")
+
+
+class Caller:
+    """The thread or the task that makes the present call. It is not kept alive."""
+
+    def __init__(self) -> None:
+        thread, task = calling_thread.get(None), asyncio.current_task()
+        self._thread = None if thread is None else weakref.ref(thread)
+        self._task = None if task is None else weakref.ref(task)
+
+    def stack(self) -> str:
+        """Where it is now, innermost call last. Empty: it has ended."""
+        if self._thread is not None:
+            thread = self._thread()
+            if thread is None or not thread.is_alive():
+                return ""
+            assert thread.ident is not None
+            return thread_stack(thread.ident)
+        task = self._task() if self._task is not None else None
+        return "" if task is None or task.done() else task_stack(task)
+
 
 def task_stack(task: asyncio.Task[Any], *callers: CodeType) -> str:
-    """Where a coroutine is that one of ``callers`` awaits in the task, innermost call last, and
-    which other task it waits for. Empty: none is awaited now.
+    """Where a coroutine is that one of ``callers`` (none: the task itself) awaits in the task,
+    innermost call last, and which other task it waits for. Empty: none is awaited now.
     """
     frames = _below(list(_coroutine_frames(task.get_coro())), callers)
     text = _text(frames)
@@ -29,8 +55,8 @@ def task_stack(task: asyncio.Task[Any], *callers: CodeType) -> str:
 
 
 def thread_stack(thread_id: int, *callers: CodeType) -> str:
-    """Where a function is that one of ``callers`` has called in the thread, innermost call last.
-    Empty: none is called now.
+    """Where a function is that one of ``callers`` (none: the thread itself) has called in the
+    thread, innermost call last. Empty: none is called now.
     """
     frames: list[_Place] = []
     frame = sys._current_frames().get(thread_id)
@@ -62,7 +88,9 @@ def _coroutine_frames(awaited: Any) -> Iterator[_Place]:
 
 
 def _below(frames: list[_Place], callers: Collection[CodeType]) -> list[_Place]:
-    """What the last frame of a caller has called."""
+    """The frames below the last one of a caller; without callers, all."""
+    if not callers:
+        return frames
     places = [n for n, (frame, _) in enumerate(frames) if frame.f_code in callers]
     return frames[places[-1] + 1 :] if places else []
 

@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 
 from cometmq.client.remote import stacks
-from cometmq.client.remote.stacks import exception_text, task_stack, thread_stack
+from cometmq.client.remote.stacks import (
+    Caller,
+    calling_thread,
+    exception_text,
+    task_stack,
+    thread_stack,
+)
 from tests.support.waiting import until
 
 Function = Callable[..., Awaitable[object]]
@@ -106,3 +112,42 @@ def test_a_long_text_keeps_its_end() -> None:
     told = exception_text(error, CALLER)
     assert len(told) == stacks.STACK_LENGTH_MAX
     assert told.endswith(" the end")
+
+
+async def test_a_caller_is_told_where_it_is_until_it_ends() -> None:
+    gate, called = asyncio.Event(), asyncio.Event()
+    callers: list[Caller] = []
+
+    async def calls_and_goes_on() -> None:
+        callers.append(Caller())
+        called.set()
+        await waits_for_the_gate(gate)
+
+    task = asyncio.create_task(calls_and_goes_on())
+    await called.wait()
+    assert "in waits_for_the_gate" in callers[0].stack()
+    gate.set()
+    await task
+    assert callers[0].stack() == ""
+
+
+def test_a_caller_in_a_thread_is_told_where_the_thread_is() -> None:
+    gate, called = threading.Event(), threading.Event()
+    callers: list[Caller] = []
+
+    async def call() -> None:
+        callers.append(Caller())
+
+    def waits_in_a_thread() -> None:
+        calling_thread.set(threading.current_thread())
+        asyncio.run(call())
+        called.set()
+        gate.wait()
+
+    thread = threading.Thread(target=waits_in_a_thread)
+    thread.start()
+    assert called.wait(20)
+    assert "in waits_in_a_thread" in callers[0].stack()
+    gate.set()
+    thread.join()
+    assert callers[0].stack() == ""
