@@ -81,7 +81,7 @@ AsyncListener: TypeAlias = "Callable[[list[ReceivedMessage]], Awaitable[object]]
 
 
 class ListenerWrapper(ABC):
-    """What stands around each listener call without a context for it."""
+    """A wrapper of each listener call that needs no context for it."""
 
     @abstractmethod
     def around(self, listener: AsyncListener, group: str) -> AsyncListener:
@@ -112,7 +112,7 @@ class _Guard:
         self._told_s: dict[int, float] = {}  # by hook, its place
 
     def call(self, place: int, method: Callable[..., Any], *arguments: object) -> Any:
-        """What the hook answers; None when it raises."""
+        """Calls the hook; its answer, or None when it raises."""
         try:
             return method(*arguments)
         except Exception as error:  # the application's: no send and no listener call breaks by it

@@ -1,5 +1,5 @@
-"""What applications get back: receipts of sent messages, answers to pulls, verdicts. Light and lazy
-by design.
+"""Receipts of sent messages, answers to pulls, verdicts: objects that applications get back, or
+answer with. Light and lazy by design.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class SendReceipt:
 
     @property
     def recall_handle(self) -> str:
-        """What ``Producer.recall`` takes the message back by, until it is due; empty unless it
-        waits for a time of its own.
+        """The handle by which ``Producer.recall`` takes the message back until it is due; empty
+        unless it waits for a time of its own.
         """
         recall = self._run.recall
         if recall is None:
@@ -178,7 +178,7 @@ class ConsumeFrom(Enum):
 
 
 class PullOutcome(Enum):
-    """What a pull found."""
+    """The outcome of a pull."""
 
     FOUND = "found"
     NO_MATCH = "no_match"  # messages, but none with the wanted tags: pull on at once

@@ -615,7 +615,9 @@ class Producer:
                 self._house(sender)
 
     def _house(self, sender: BrokerSender) -> None:
-        """What lost its queue goes to another one of the topic, as soon as the route has it."""
+        """Sends batches that lost their queue to another one of the topic, as soon as the route has
+        it.
+        """
         for batch in sender.take_homeless():
             gone = {segment.queue for segment in batch.segments}
             writer = self._partitioners[next(iter(gone)).topic].choose()

@@ -374,7 +374,7 @@ def _check_pop(options: PushConsumerOptions, store: OffsetStore | None) -> None:
 
 
 def _pass_by(work: Work, start: int, stop: int, _: Later) -> None:
-    """What a broadcasting consumer cannot do is told, and does not come again."""
+    """Logs messages that a broadcasting consumer cannot do: they do not come again."""
     for message in work.messages[start:stop]:
         _log.error(
             "message failed, passed by",

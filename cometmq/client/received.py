@@ -106,7 +106,7 @@ class ReceivedMessage:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """What the message can be found by."""
+        """The keys by which the message can be found."""
         return tuple(self.properties.get(property_codec.KEYS, "").split())
 
     @property

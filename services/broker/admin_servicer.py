@@ -137,7 +137,7 @@ class BrokerAdminServicer(AdminReadServicer):
         )
 
     def _send_quota(self, request: broker_pb2.PutTopicRequest) -> Quota | None:
-        """What is asked for; None: nothing is said."""
+        """The quota that the request asks for; None: it says nothing about it."""
         if not request.HasField("send_quota"):
             return None
         wanted = convert.quota(request.send_quota)

@@ -199,7 +199,7 @@ class _Parts:
         )
 
     def background(self) -> list[Coroutine[Any, Any, None]]:
-        """What runs as long as the broker does."""
+        """The coroutines that run as long as the broker does."""
         return [
             *self._writer.background(),
             self.registrar.run(),

@@ -1,4 +1,4 @@
-"""What the writer does for its clients: takes what producers send, lets consumers have it."""
+"""The writer towards its clients: takes messages of producers, and lets consumers have them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _notifies_members(state: BrokerState, group: str) -> bool:
 
 
 def policy_of(config: MemberConfig) -> ProducePolicy:
-    """What a broker's options ask for."""
+    """The policy that a broker's options ask for."""
     count = config.default_topic_queue_nums
     return ProducePolicy(
         in_flight_bytes_max=config.send_in_flight_bytes_max,

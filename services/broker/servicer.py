@@ -144,7 +144,7 @@ def _know(client: Questioned, request: broker_pb2.SendStreamRequest) -> None:
 
 
 def _said(request: broker_pb2.AnswerQuestionRequest) -> Description | Result | CometError:
-    """What a client answers. A client cannot speak for the broker: of the catalogue it has only
+    """The answer of a client. A client cannot speak for the broker: of the catalogue it has only
     what is about itself.
     """
     match request.WhichOneof("answer"):

@@ -1,5 +1,5 @@
-"""What the writer does with its state now and then: offsets and state snapshots into the log,
-exports into ``config/*.json``.
+"""Writes the state of a writer now and then: offsets and state snapshots into the log, exports into
+``config/*.json``.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ NAMESRV_VARIABLE = "COMETMQ_NAMESRV"  # the command takes it too
 
 
 def _known(namesrv: object) -> str:
-    """What was given, else what the environment says."""
+    """The name servers: those that were given, else those of the environment."""
     if namesrv is None:
         namesrv = os.environ.get(NAMESRV_VARIABLE, "")
     if not isinstance(namesrv, str):

@@ -1,4 +1,4 @@
-"""What a topic's route says to a client. Pure functions over a name server's messages."""
+"""A topic's route as a client reads it. Pure functions over a name server's messages."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class AssignedQueue:
         return self._progress.count if self._progress is not None else 0
 
     def state(self) -> QueueState:
-        """What is told about it."""
+        """The description of the queue, for operators."""
         progress = self._progress
         return QueueState(
             self.queue,
@@ -138,7 +138,7 @@ class AssignedQueue:
     # --- committing -------------------------------------------------------------------------------
 
     def to_commit(self) -> Position | None:
-        """What the broker does not know yet."""
+        """The position to commit; None: the broker knows it."""
         if self._progress is None:
             return None
         position = self._progress.committable

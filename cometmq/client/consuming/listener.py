@@ -92,7 +92,7 @@ class Queue(Protocol):
 
     @property
     def tally(self) -> Tally:
-        """What is counted of its topic."""
+        """The counts of its topic."""
 
     @property
     def closed(self) -> bool:
@@ -496,6 +496,6 @@ def _call(work: Work, start: int, stop: int) -> dict[str, object]:
 
 
 def _kind(error: BaseException) -> str:
-    """What fails, and where: the same for every message that meets the same mistake."""
+    """The error's type and place: the same for every message that meets the same mistake."""
     frames = traceback.extract_tb(error.__traceback__, limit=-1)
     return f"{type(error).__name__} {frames}"

@@ -197,7 +197,9 @@ class _Lane:
         self._workers.redeliver(work, start, stop, delay_s)
 
     def _look_after(self, work: Work, low: int) -> None:
-        """What nobody took back comes again, in order: as far as a message that was taken."""
+        """Lets messages that nobody took back come again, in order: as far as a message that was
+        taken.
+        """
         if self._running or self._comes_again:
             return
         end = min(work.stop, work.run.limit)
@@ -241,8 +243,8 @@ def _part(
 
 
 def orderly_not_done(send_back: SendBack, options: PushConsumerOptions) -> NotDone:
-    """What failed comes again after a wait; after the last try, if there is one, it is a dead
-    letter.
+    """Lets messages that failed come again after a wait; after the last try, if there is one, they
+    are dead letters.
     """
 
     def not_done(work: Work, start: int, stop: int, later: Later) -> None:
@@ -258,12 +260,12 @@ def orderly_not_done(send_back: SendBack, options: PushConsumerOptions) -> NotDo
 
 
 def orderly_in_place(work: Work, start: int, stop: int, _: Later) -> None:
-    """What failed comes again, without end; nothing goes to the broker."""
+    """Lets messages that failed come again, without end; nothing goes to the broker."""
     assert isinstance(work.queue, _Lane)
     work.queue.redeliver(work, start, stop)
 
 
 def leave_to_lane(_work: Work, _start: int, _stop: int) -> None:
-    """What no broker takes back: its lane lets it come again when all answers are there, for two
-    messages of a lane must not come at a time.
+    """Does nothing for messages that no broker takes back: their lane lets them come again when all
+    answers are there, for two messages of a lane must not come at a time.
     """

@@ -42,7 +42,9 @@ class PolledQueues:
         return self._fetchers.keys()
 
     def states(self) -> list[QueueState]:
-        """What is told about the queues; what is committed is not known here."""
+        """The description of the queues, for operators, without the committed positions: these are
+        not known here.
+        """
         states = []
         for queue, fetcher in self._fetchers.items():
             fetching = self._fetching.get(queue)
@@ -120,7 +122,7 @@ class PolledQueues:
         return self._fetchers[queue]
 
     async def position(self, queue: QueueRef) -> Position:
-        """What the next poll of the queue begins with. QueueNotFound."""
+        """The position that the next poll of the queue begins at. QueueNotFound."""
         fetcher = self.fetcher(queue)
         known = self.polled.get(queue) or self._begins.get(queue)
         return known if known is not None else await fetcher.locate()

@@ -1,5 +1,5 @@
-"""What the members of a group have to agree on, and whether each queue has one reader. Members that
-do not agree are told, in the log of each.
+"""Agreement of the members of a group on all that gives each queue one reader. Each member logs
+differences.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _log = logger(__name__)
 
 
 def common_strategy(own: Strategy, members: Collection[KnownMember]) -> Strategy:
-    """What all members use: their own if they agree, else AVERAGE, so that each queue has one
-    owner. Members that tell nothing agree.
+    """The strategy that all members use: their own if they agree, else AVERAGE, so that each queue
+    has one owner. Members that tell nothing agree.
     """
     told = {member.allocation for member in members if member.allocation}
     return own if told <= {own.label} else Allocation.AVERAGE
@@ -42,7 +42,7 @@ class Agreement:
         subscriptions: Mapping[str, Filter],
         some_broadcast: bool,
     ) -> Strategy:
-        """What all members use. What they do not agree on is logged once."""
+        """The strategy that all members use. Differences between members are logged once."""
         members = [member for some in members_by_topic.values() for member in some.values()]
         agreed = common_strategy(self._own, members)
         differing = {

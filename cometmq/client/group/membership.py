@@ -1,4 +1,5 @@
-"""Who is in the consumer group: one membership stream to every broker group whose topics are read.
+"""The members of the consumer group: one membership stream to every broker group whose topics are
+read.
 
 The members that count for a topic are those of the first broker group of its route (by name)
 that answers; so all clients that reach the same brokers divide the queues by the same list.
@@ -40,7 +41,7 @@ _log = logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KnownMember:
-    """What a member of the group has told the brokers, this one included."""
+    """A member of the group as it has described itself to the brokers, this one included."""
 
     filters: dict[str, Filter]  # by topic
     instance_id: str
@@ -69,7 +70,9 @@ class _Joined:
     def take(
         self, told: Iterable[broker_pb2.GroupMember], namespace: Namespace
     ) -> dict[str, KnownMember]:
-        """What the broker tells. Most members are as they were: of a large group it tells often."""
+        """Takes a broker's list of members. Most are as they were: the list of a large group comes
+        often.
+        """
         before, before_bytes = self.members or {}, self._bytes
         members: dict[str, KnownMember] = {}
         self._bytes = {one.client_id: one.SerializeToString() for one in told}

@@ -19,7 +19,7 @@ _log = logger(__name__)
 
 
 class LockCalls(Protocol):
-    """What is asked of the brokers: :class:`cometmq.client.reading.offsets.BrokerCalls`."""
+    """Calls to the brokers: :class:`cometmq.client.reading.offsets.BrokerCalls`."""
 
     @property
     def group(self) -> str: ...

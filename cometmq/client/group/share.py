@@ -32,8 +32,8 @@ _log = logger(__name__)
 
 
 class QueueReader(Protocol):
-    """What a consumer does with its share. ``reading``: queues that it reads. ``leaving``: queues
-    that it was to give up and still works on, so that nobody else may begin them.
+    """The part of a consumer that reads its share. ``reading``: queues that it reads. ``leaving``:
+    queues that it was to give up and still works on, so that nobody else may begin them.
     """
 
     @property
@@ -107,7 +107,7 @@ class GroupShare:
 
     @property
     def subscriptions(self) -> Mapping[str, Filter]:
-        """What is read, by topic."""
+        """The filters of the topics that are read."""
         return self._subscriptions
 
     @property

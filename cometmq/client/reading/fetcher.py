@@ -84,7 +84,7 @@ def batch_of(
     wanted: Filter,
     calls: BrokerCalls,
 ) -> PullBatch:
-    """What a broker has answered to a pull, itself or through a pullhold."""
+    """The answer of a broker to a pull, its own or through a pullhold."""
     response, records = pulled
     outcome = _OUTCOMES.get(response.status)
     if outcome is None:
@@ -175,7 +175,7 @@ class Fetcher:
         return self.position
 
     async def fetch(self) -> PullBatch:
-        """What comes next, as soon as there is something: FOUND, NO_MATCH (only the position
+        """The next answer, as soon as there is something: FOUND, NO_MATCH (only the position
         moves), or OFFSET_MOVED (the queue goes on elsewhere). A position set meanwhile makes the
         answer to an older one void. Raises only what no retry can mend.
         """
@@ -217,8 +217,8 @@ class Fetcher:
         return batch.next_position
 
     async def _look(self, position: Position) -> PullBatch:
-        """What is there: asked of a pullhold when there was nothing before, else of the broker.
-        While no pullhold will do the broker is asked with growing waits between.
+        """One answer: of a pullhold when there was nothing before, else of the broker. While no
+        pullhold will do the broker is asked with growing waits between.
         """
         options = self._options
         request = pull_request(

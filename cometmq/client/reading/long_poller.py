@@ -267,8 +267,8 @@ class LongPoller:
     async def park(
         self, broker_group: str, pull: broker_pb2.PullRequest
     ) -> broker_pb2.PullResponse | None:
-        """What a held pull got, NOT_FOUND after ``hold_ms`` at most; None: no pullhold is reachable
-        now. Raises what the pullhold or the broker refused it with.
+        """The answer to a held pull, NOT_FOUND after ``hold_ms`` at most; None: no pullhold is
+        reachable now. Raises what the pullhold or the broker refused it with.
         """
         connection = self._connection
         if connection is None or not connection.usable:

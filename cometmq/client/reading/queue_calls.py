@@ -1,4 +1,4 @@
-"""What a consumer asks brokers about queues, one call at a time: which there are, their ends, and
+"""Calls of a consumer to brokers about queues, one at a time: which there are, their ends, and
 single pulls.
 """
 

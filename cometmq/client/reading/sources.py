@@ -53,7 +53,7 @@ class Sources:
         self._aside.answered(_name(member))
 
     def failed(self, member: Member, error: CometError) -> None:
-        """What it was asked ended with this error."""
+        """Takes notice that a pull from the member ended with this error."""
         if isinstance(error, PositionFenced | FlowControl):
             return
         if is_writer(member):

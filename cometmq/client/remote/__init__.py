@@ -1,1 +1,1 @@
-"""What operators ask a running client: what it does now, and to consume a message."""
+"""Questions of operators to a running client: what it does now, and to consume a message."""

@@ -46,7 +46,9 @@ class QueueState:
 
 @dataclass(frozen=True, slots=True)
 class LeaseState:
-    """What a client has received of a broker group (POP). ``received_s``: as ``pulled_s``."""
+    """The messages that a client has received of a broker group (POP). ``received_s``: as
+    ``pulled_s``.
+    """
 
     broker_group: str
     held_count: int

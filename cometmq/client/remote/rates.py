@@ -1,6 +1,4 @@
-"""What became of messages in a client, by topic: counts, and what they were per second of the last
-minute. Pure.
-"""
+"""Counts of the messages of a client, by topic, and per second of the last minute. Pure."""
 
 from __future__ import annotations
 
@@ -55,7 +53,7 @@ class Rates:
         self._marks: deque[tuple[float, dict[str, _Counts]]] = deque(maxlen=_MARKS)
 
     def of(self, topic: str) -> Tally:
-        """What is counted of a topic."""
+        """The counts of a topic."""
         tally = self._tallies.get(topic)
         if tally is None:
             topic = topic if len(self._tallies) < TOPICS_MAX else ""

@@ -209,7 +209,7 @@ class Requests:
 
     @property
     def client_id(self) -> str:
-        """What requests carry as REPLY_TO_CLIENT."""
+        """The client id that requests carry as REPLY_TO_CLIENT."""
         return self._client_id
 
     @property

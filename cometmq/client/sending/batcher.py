@@ -34,9 +34,9 @@ RUN_AFTER_COUNT = 2  # messages of a segment: where few come at a time a run doe
 
 
 class Buffer:
-    """What all senders of a producer hold together, in bytes and in messages; senders wait while it
-    is full: while ``used`` is not below ``limit``. Both count when their batch is closed, so that a
-    single message costs nothing more.
+    """The messages that all senders of a producer hold together, in bytes and in number; senders
+    wait while it is full: while ``used`` is not below ``limit``. Both count when their batch is
+    closed, so that a single message costs nothing more.
     """
 
     __slots__ = (

@@ -125,7 +125,7 @@ class BrokerSender:
         return [*self.window.in_flight.values(), *self.window.waiting, *opened, *self.homeless]
 
     def state(self) -> SendingState:
-        """What is told about it."""
+        """The description of the sender, for operators."""
         undecided = self.batches()
         return SendingState(
             self.broker_group,

@@ -122,9 +122,9 @@ def _is_of_run(message: Message, form: RecordForm, is_keyed: bool) -> bool:
 
 
 class RecordForm:
-    """What all records of one topic share on one sender, or all delayed records of one queue and
-    level. A record is head, body, middle and counter; the middle (topic, properties, unique id up
-    to its counter) is the same for all messages with the same properties.
+    """The bytes that all records of one topic share on one sender, or all delayed records of one
+    queue and level. A record is head, body, middle and counter; the middle (topic, properties,
+    unique id up to its counter) is the same for all messages with the same properties.
 
     ``prefix`` is what the properties begin with, in the stored form of delayed messages.
     ``digits_at``: where in a middle the digits stand of a message that names its time.

@@ -39,7 +39,7 @@ class StoredForm(NamedTuple):
         return topic, queue_id
 
     def prefix(self, topic: str, queue_id: int, digits: bytes = NO_DIGITS) -> bytes:
-        """What the properties of these records begin with. ``digits``: of the time."""
+        """The beginning of the properties of these records. ``digits``: of the time."""
         if self.half:
             return halves.prefix(self.half, topic, queue_id)
         if self.timer:

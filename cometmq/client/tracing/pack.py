@@ -31,7 +31,7 @@ _NO_KEY = str.maketrans("\x00\x01\x02", "   ")  # what no property has
 
 
 class SentForm(NamedTuple):
-    """What the records of messages have in common that were sent to one queue, as they are written.
+    """The parts that records of messages to one queue have in common, as they are written.
     ``kind``: their type; -1: it depends on the sharding key. ``id_host``: the broker's host as ids
     have it; empty: nothing is stored. ``log_offset``: of the batch.
     """
@@ -73,7 +73,7 @@ class SentForm(NamedTuple):
 
 
 class CallForm(NamedTuple):
-    """What the records have in common that are about one listener call. ``middle``: between id and
+    """The parts that records of one listener call have in common. ``middle``: between id and
     keys; empty: the number of deliveries before.
     """
 

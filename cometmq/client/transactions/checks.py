@@ -59,7 +59,7 @@ class ListenerCalls:
         self._pool = ThreadPoolExecutor(CALLS_MAX, "transactions")
 
     async def __call__(self, function: Callable[..., object], *arguments: object) -> object:
-        """What the function returns or raises."""
+        """Calls the function; returns or raises what it does."""
         if inspect.iscoroutinefunction(function):
             return await function(*arguments)
         loop = asyncio.get_running_loop()
@@ -220,7 +220,7 @@ async def _tell(call: CheckStream, answers: _Answers) -> None:
 async def state_of(
     calls: ListenerCalls, function: Callable[..., object], *arguments: object
 ) -> TransactionState:
-    """What the application says; UNKNOWN where it raises, or says something else."""
+    """The application's answer; UNKNOWN where it raises, or answers something else."""
     try:
         state = await calls(function, *arguments)
     except Exception as error:

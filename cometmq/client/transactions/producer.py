@@ -58,8 +58,8 @@ class TransactionListener(Protocol):
         ...
 
     def check(self, message: Any) -> Any:
-        """What became of the work for a :class:`ReceivedMessage`, maybe of another process of the
-        group; a TransactionState.
+        """The state of the work for a :class:`ReceivedMessage`, maybe of another process of the
+        group: a TransactionState.
         """
         ...
 
@@ -461,7 +461,7 @@ class TransactionProducer(Producer):
 def _functions(
     listener: TransactionListener | Check | None,
 ) -> tuple[Callable[..., object] | None, Check]:
-    """What executes, and what checks. ConfigInvalid."""
+    """The functions that execute and that check. ConfigInvalid."""
     check = getattr(listener, "check", listener)
     if not callable(check):
         raise ConfigInvalid(

@@ -201,7 +201,7 @@ class TimerService:
         self._is_loaded = self._trusts_files = False
 
     def _coverage(self) -> Coverage:
-        """What of the queue the index has."""
+        """The part of the queue that the index covers."""
         store, end = self._storage.store, self.table.read
         low, _, _ = self._storage.bounds(TIMER_QUEUE)
         (log_offset, _, _) = queueunit.unit_at(store.read_units(*TIMER_QUEUE, end - 1, 1), 0)

@@ -1,6 +1,4 @@
-"""What the writer does for consumers besides reading: groups on demand, committed offsets,
-progress.
-"""
+"""Consumer groups at the writer, apart from reading: made on demand, their offsets and progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators ask running clients: what they do now, and to consume a message."""
+"""Questions of operators to running clients: what they do now, and to consume a message."""
 
 from __future__ import annotations
 

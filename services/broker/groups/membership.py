@@ -1,5 +1,5 @@
-"""Who is in which consumer group: one open stream is one member, and hears of every change of
-its group. A static member stays for its session after its stream has ended.
+"""The members of consumer groups: one open stream is one member, and hears of every change of its
+group. A static member stays for its session after its stream has ended.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class Questions:
     async def describe(
         self, client: Questioned, timeout_ms: int, *, with_stacks: bool
     ) -> Description:
-        """What the client does now. Raises as :meth:`_ask`."""
+        """The description of the client as it is now. Raises as :meth:`_ask`."""
         asked = broker_pb2.DescribeQuestion(with_stacks=with_stacks)
         answer = await self._ask(client, broker_pb2.ClientQuestion(describe=asked), timeout_ms)
         assert isinstance(answer, Description)

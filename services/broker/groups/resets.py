@@ -42,7 +42,7 @@ class ResetTarget:
 
 @dataclass(frozen=True, slots=True)
 class QueueReset:
-    """What becomes of a group in one queue. ``before`` None: it had never committed."""
+    """The reset of a group in one queue. ``before`` None: it had never committed."""
 
     queue_id: int
     before: Position | None

@@ -94,9 +94,9 @@ class AckService:
         return None
 
     async def change(self, group: str, items: Sequence[ChangeItem]) -> list[Changed | CometError]:
-        """What became of each item, when it is in the log. An item that comes again, because its
-        answer was lost, gets the same one while its messages are its member's. Raises as
-        :meth:`acknowledge`, and FlowControl.
+        """Changes invisible times; the outcome of each item, when it is in the log. An item that
+        comes again, because its answer was lost, gets the same one while its messages are its
+        member's. Raises as :meth:`acknowledge`, and FlowControl.
         """
         _check_count(items)
         settings = self._groups.check(group)

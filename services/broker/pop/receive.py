@@ -444,7 +444,7 @@ class ReceiveService:
         count: int,
         bytes_max: int,
     ) -> PullAnswer | None:
-        """What stands at the queue's next offset; None: nothing does."""
+        """Messages from the queue's next offset on; None: there are none."""
         start = queue.next_offset
         low, readable, _ = self._storage.bounds(key)
         if low <= start == readable:  # as nearly always, of members that wait

@@ -40,7 +40,7 @@ RETRY_S = 0.5
 
 
 def policy_of(config: MemberConfig) -> SetPolicy:
-    """What a broker's options ask for."""
+    """The policy that a broker's options ask for."""
     return SetPolicy(
         lag_s_max=config.in_sync_lag_s_max,
         size_min=config.min_in_sync_replicas,
@@ -84,7 +84,7 @@ class InSyncSet:
         return self._holder is None or self._holder.is_valid(self._followers.promised_until_s)
 
     def replicated(self, own: Watermarks) -> Replicated | None:
-        """What every member of the set has; None: too few are in sync."""
+        """The positions that every member of the set has reached; None: too few are in sync."""
         asked_for = self._is_asked_for()
         holder = self._holder
         if asked_for and self.size < self._policy.size_min:
@@ -157,7 +157,7 @@ class InSyncSet:
 
     @property
     def record(self) -> LeaseRecord | None:
-        """What stands in the lease, as far as is known; None without one."""
+        """The record of the lease, as far as it is known; None without a lease."""
         return None if self._holder is None else self._holder.record
 
     def writer_status(self) -> member_pb2.WriterStatus | None:

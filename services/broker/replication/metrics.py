@@ -1,4 +1,4 @@
-"""What a writer tells Prometheus about its followers and its lease."""
+"""Metrics of a writer about its followers and its lease."""
 
 from __future__ import annotations
 

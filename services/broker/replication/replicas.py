@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What is sent at once: a chunk of the log, or only positions."""
+    """One message to a follower: a chunk of the log, or only positions."""
 
     offset: int
     data: bytes
@@ -226,8 +226,8 @@ class Sender:
         self.wake.set()
 
     async def next_frame(self) -> Frame | None:
-        """What to send next: bytes and waits for its disk at once, marks soon, and once a second
-        something anyway. None: the member was let go, or a newer stream of it has come.
+        """The next frame to send: bytes and waits for its disk at once, marks soon, and once a
+        second something anyway. None: the member was let go, or a newer stream of it has come.
         """
         replicas = self._replicas
         while True:

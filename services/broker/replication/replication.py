@@ -52,7 +52,7 @@ class Replication:
         self.collector = ReplicationCollector(self.replicas, self.in_sync, holder)
 
     def background(self) -> list[Coroutine[Any, Any, None]]:
-        """What runs as long as the broker does."""
+        """The coroutines that run as long as the broker does."""
         return [] if self._holder is None else [self._hold(self._holder)]
 
     async def overtaken(self, error: StaleEpoch) -> None:

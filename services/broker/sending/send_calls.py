@@ -120,7 +120,7 @@ class SendCalls:
             raise
 
     def _append(self, call: _Call, batch: StructuredBatch | None) -> list[Accepted]:
-        """What is known already, then what is new. Nothing waits here."""
+        """Appends the new messages; a batch that is known comes first. Nothing waits here."""
         accepted = [self._take_known(call)] if call.known else []
         if batch is not None:
             accepted.append(

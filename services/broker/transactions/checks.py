@@ -93,8 +93,8 @@ class CheckStream:
         self._wake.set()
 
     async def outgoing(self, room: Room) -> AsyncIterator[tuple[list[Check], list[Refused]]]:
-        """What is to be written. Records are read when the one before has been written, and there
-        is ``room`` for them.
+        """The checks to write, and the halves that are refused. Records are read when the one
+        before has been written, and there is ``room`` for them.
         """
         while not self._ended:
             offsets = [self._asked.popleft() for _ in range(min(ASK_MAX, len(self._asked)))]
