@@ -110,6 +110,17 @@ def target_text(properties: bytes) -> tuple[bytes, str]:
     return (target[1], last[1].decode()) if target and last else (b"", "")
 
 
+_COUNTED_ID = re.compile(r"(.*)([0-9A-F]{8})", re.DOTALL)
+
+
+def split_id(unique_id: str) -> tuple[str, int] | None:
+    """The stream of a unique id, and the counter that ends it in eight digits, as our producers
+    make ids; None: it is another one.
+    """
+    found = _COUNTED_ID.fullmatch(unique_id)
+    return (found[1], int(found[2], 16)) if found else None
+
+
 @lru_cache(maxsize=4096)  # many halves have the same target
 def target_of_text(text: bytes) -> tuple[str, int]:
     """The topic and queue that such a text names."""
@@ -176,7 +187,7 @@ def op_records(offsets: Sequence[int], host: bytes) -> list[OpRecord]:
 def _op_bodies(offsets: Sequence[int]) -> Iterator[bytes]:
     each = OP_BODY_BYTES_MAX // 20  # digits of the largest offset, and a comma
     for first in range(0, len(offsets), each):
-        yield b",".join([b"%d" % offset for offset in offsets[first : first + each]])
+        yield ",".join(map(str, offsets[first : first + each])).encode()
 
 
 def ended_halves(body: bytes) -> list[int]:

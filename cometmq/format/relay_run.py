@@ -8,6 +8,7 @@ All of this exists twice: here, and in the C extension (:mod:`cometmq.native`).
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 from zlib import crc32
@@ -34,10 +35,10 @@ class RelayRun(NamedTuple):
 
     def sized(self) -> list[int]:
         """How many records each queue gets."""
-        counts = [0] * len(self.queues)
-        for index in self.chosen:
-            counts[index] += 1
-        return counts
+        if len(self.queues) == 1:
+            return [len(self.chosen)]
+        counts = Counter(self.chosen)
+        return [counts[index] for index in range(len(self.queues))]
 
     def encode(
         self,
@@ -45,19 +46,28 @@ class RelayRun(NamedTuple):
         log_offset: int,
         store_time_ms: int,
         store_host: bytes,
-    ) -> tuple[bytes, list[bytes]]:
-        """The records as they are written at ``log_offset``, and the units of each queue, of which
-        the first message gets the offset in ``queue_offsets``.
+        room: int = 0,
+    ) -> tuple[bytearray, list[bytes]]:
+        """The records as they are written at ``log_offset``, with so many zeros behind them for
+        others; and the units of each queue, of which the first message gets the offset in
+        ``queue_offsets``.
         """
         if accelerator is None:
-            return _encode(self, queue_offsets, log_offset, store_time_ms, store_host)
+            return _encode(self, queue_offsets, log_offset, store_time_ms, store_host, room)
         queues = tuple(
             (topic.encode(), queue_id, offset)
             for (topic, queue_id), offset in zip(self.queues, queue_offsets, strict=True)
         )
         return accelerator.relay(
-            *(self.sources, self.places, self.chosen, queues),
-            *(log_offset, store_time_ms, store_host, self.transaction_flags),
+            self.sources,
+            self.places,
+            self.chosen,
+            queues,
+            log_offset,
+            store_time_ms,
+            store_host,
+            self.transaction_flags,
+            room,
         )
 
 
@@ -67,7 +77,8 @@ def _encode(
     log_offset: int,
     store_time_ms: int,
     store_host: bytes,
-) -> tuple[bytes, list[bytes]]:
+    room: int,
+) -> tuple[bytearray, list[bytes]]:
     pieces: list[bytes] = []
     units: list[list[bytes]] = [[] for _ in run.queues]
     for place, index in zip(run.places, run.chosen, strict=True):
@@ -78,7 +89,8 @@ def _encode(
         code = made.tags_code(store_time_ms)
         units[index].append(queueunit.pack(log_offset, made.size_bytes, code))
         log_offset += made.size_bytes
-    return b"".join(pieces), [b"".join(of_queue) for of_queue in units]
+    records = bytearray().join(pieces) + bytes(room)
+    return records, [b"".join(of_queue) for of_queue in units]
 
 
 def delivery_targets(sources: bytes, places: array[int]) -> tuple[list[bytes], array[int]]:
@@ -151,6 +163,40 @@ def _half_targets(sources: bytes, places: array[int]) -> HalfTargets:
         targets.store_times_ms.append(found.store_time_ms)
     targets.texts.extend(numbers)
     return targets
+
+
+class HalfRunPlaces(NamedTuple):
+    """Half messages end to end that have one target, and ids that count on."""
+
+    text: bytes  # for :func:`cometmq.format.halves.target_of_text`; empty without a message
+    places: array[int]  # uint32: where each one begins
+
+
+def half_run(sources: bytes, first_id: str) -> HalfRunPlaces:
+    """Half messages end to end, the ids of which count on from ``first_id``. Ends before the first
+    one that is not certainly good and of our form, has another id or another target.
+    """
+    if accelerator is None:
+        return _half_run(sources, first_id)
+    text, numbers = accelerator.half_run(sources, first_id.encode())
+    return HalfRunPlaces(text, array("I", numbers))
+
+
+def _half_run(sources: bytes, first_id: str) -> HalfRunPlaces:
+    split = halves.split_id(first_id)
+    text, places, at = b"", array("I"), 0
+    while split is not None and at < len(sources):
+        stream, counter = split
+        targets = _half_targets(sources, array("I", [at]))
+        expected = f"{stream}{counter + len(places):08X}"
+        if targets.ids != [expected] or len(expected) != len(first_id):
+            break
+        if text not in (b"", targets.texts[0]):
+            break
+        text = targets.texts[0]
+        places.append(at)
+        at += record.decode(sources, at).size
+    return HalfRunPlaces(text, places)
 
 
 def _is_good(found: Record) -> bool:

@@ -7,7 +7,7 @@ by :class:`MemberCollector`; it runs in the scraper's thread and only reads.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -345,13 +345,12 @@ class MemberMetrics:
         self._resets.labels(*self.node, topic, group).inc(queue_count)
 
     def transactions_ended(
-        self, topic: str, ages_s: Sequence[float], *, is_committed: bool
+        self, topic: str, count: int, age_s: float, *, is_committed: bool
     ) -> None:
-        """Half messages of ``topic`` have ended at these ages."""
-        count = self._committed if is_committed else self._rolled_back
-        count.labels(*self.node, topic).inc(len(ages_s))
-        for age_s in ages_s:
-            self._finish_s.observe(age_s)
+        """So many half messages of ``topic`` have ended at this age."""
+        ended = self._committed if is_committed else self._rolled_back
+        ended.labels(*self.node, topic).inc(count)
+        self._finish_s.observe(age_s, count)
 
     def halves_given_up(self, count: int) -> None:
         """So many half messages were given up."""

@@ -208,8 +208,8 @@ class DelaysDropped:
 
 @dataclass(frozen=True, slots=True)
 class HalvesDropped:
-    """A topic is deleted: of the half queue's messages before ``end`` those of the topic are not
-    committed.
+    """A topic is created: of the half queue's messages before ``end`` those for a topic of its name
+    are for one that was deleted, and are not committed.
     """
 
     topic: str

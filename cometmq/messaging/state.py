@@ -363,7 +363,7 @@ class BrokerState:
             case HalvesReached(progress):
                 self.halves.restore(progress)
             case HalvesDropped(topic, end):
-                self.halves.drop_topic(topic, end)
+                self.halves.drop_older(topic, end)
             case StreamsReached(streams, gone):
                 self.streams.restore(streams, gone)
             case AttemptsStored(attempts):
@@ -418,6 +418,7 @@ class BrokerState:
         self.resets.forget_topic(topic)
         self.resent.forget_topic(topic)
         self.pops.forget_topic(topic)
+        self.halves.forget_topic(topic)
 
     def _copy_topic(self, config: TopicConfig, histories: tuple[History, ...]) -> None:
         if len(histories) < _queue_count(config):

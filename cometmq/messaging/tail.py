@@ -14,9 +14,9 @@ from cometmq.format.record import Record
 from cometmq.format.relay import walk
 from cometmq.format.timers import TIMER_OUT_MS
 from cometmq.messaging.dedup import Ids, StreamTable, id_at_end
+from cometmq.messaging.half_runs import EndedHalf
 from cometmq.messaging.retry import AttemptTable, attempt_of
 from cometmq.messaging.sent_ids import SentIds, sent_id
-from cometmq.messaging.transactions import EndedHalf
 from cometmq.model import RETRY_PREFIX
 
 _ID_NAME = f"{UNIQ_KEY}\x01".encode()

@@ -7,7 +7,7 @@ not count. After the last one has had its time, the half is given up.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -70,6 +70,9 @@ class CheckBoard:
         """Take what is due. Whether there may be more."""
         due = self._table.take_due(now_s, ASKED_MAX)
         asked_of, moved = self._asked.get, self._moved
+        if not self._asked and not moved:
+            self._wait(list(dict.fromkeys(due)))
+            return len(due) == ASKED_MAX
         waiting: list[int] = []
         for offset in dict.fromkeys(due):
             if moved:
@@ -85,21 +88,20 @@ class CheckBoard:
         self._wait(waiting)
         return len(due) == ASKED_MAX
 
-    def _wait(self, offsets: Iterable[int]) -> None:
+    def _wait(self, offsets: Sequence[int]) -> None:
         """It is the time of these halves."""
-        find, checks_of = self._table.find, self._table.checks_of
         checks_max = self._rules.checks_max
         name: str | None = None
         waiting: dict[int, None] = {}  # of the producer group `name`
-        for offset in offsets:
-            half = find(offset)
-            if half is None:
+        groups, counts = self._table.groups_of(offsets), self._table.counts_of(offsets)
+        for offset, group, count in zip(offsets, groups, counts, strict=True):
+            if group is None:
                 continue
-            if checks_of(offset) >= checks_max:
+            if count >= checks_max:
                 self.given_up.append(offset)
                 continue
-            if half[2] != name:
-                name = half[2]
+            if group != name:
+                name = group
                 waiting = self._groups.setdefault(name, _Group()).waiting
             waiting[offset] = None
 
@@ -143,9 +145,9 @@ class CheckBoard:
         known = self._groups.get(group)
         if known is None:  # nothing was asked of it, and nothing waits
             return
-        waiting = known.waiting
-        for offset in offsets:
-            if offset in self._asked:
+        asked, waiting = self._asked, known.waiting
+        for offset in offsets if asked or waiting else ():
+            if offset in asked:
                 self._forget_ask(offset, group)
             elif waiting:
                 waiting.pop(offset, None)
@@ -154,9 +156,8 @@ class CheckBoard:
     def _forget_ask(self, offset: int, group: str | None = None) -> None:
         member, _ = self._asked.pop(offset)
         if group is None:
-            half = self._table.find(offset)
-            assert half is not None
-            group = half[2]
+            group = self._table.group_of(offset)
+            assert group is not None
         self._groups[group].members[member].discard(offset)
 
     def _forget_empty(self, group: str) -> None:

@@ -9,31 +9,26 @@ often a half was asked about, and from where on the queues have to be read, is s
 from __future__ import annotations
 
 import math
-from array import array
 from bisect import bisect_right
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from heapq import heappop, heappush
-from itertools import groupby, islice, pairwise, repeat
+from itertools import groupby, islice, pairwise, takewhile
 from typing import NamedTuple
 
 from cometmq.errors import FlowControl
-from cometmq.format.halves import GIVEN_UP_TOPIC
+from cometmq.messaging.check_counts import CheckCounts
+from cometmq.messaging.due_halves import DueHalves
+from cometmq.messaging.ended_halves import EndedHalves
+from cometmq.messaging.half_runs import EndedHalf, EndedRun, HalfRun, OpenHalf
 
 HALVES_MAX = 200_000
-ENDED_MAX = 32_768  # halves that ended last, of which it is known what became of them
-ENDED_MORE = 4_096  # that are forgotten at once: each look for the oldest would pass those before
 CHECK_STEPS_MAX = 8_192  # of the state's change
 OPS_PER_STEP = 64  # op records: as exactly is known which of them are needed
-STALE_MAX = 65_536  # entries of halves that have ended, beside twice the open ones
-LOOK_MAX = 20_000  # entries of one look, some milliseconds
-SWEPT_AT_ONCE = 1_024  # entries that are looked through for halves that have ended
-SWEPT_PER_ENTRY = 4  # so many for each new one: more than come
 COUNTS_AT_ONCE = 8_192  # halves, a ms or two
-
-_NO_ENTRIES = array("q")
+RUN_MIN = 16  # halves that were stored together: fewer have an entry each
+THIN_PART = 8  # the part of a run's halves that stay open, below which each gets its own entry
 
 
 class Resolution(Enum):
@@ -69,32 +64,6 @@ class HalfProgress(NamedTuple):
         return self.checks[at][1] if at < len(self.checks) else 0
 
 
-# Log offset and size of its record, producer group. No class of its own: the collector of garbage
-# leaves such a tuple alone.
-OpenHalf = tuple[int, int, str]
-
-
-class EndedHalf(NamedTuple):
-    """The outcome of a half whose record stands at ``half_log_offset``: the record that was made of
-    it. ``queue_offset`` -1: none was, it is rolled back.
-    """
-
-    half_log_offset: int
-    group: str
-    topic: str = ""
-    queue_id: int = 0
-    queue_offset: int = -1
-    log_offset: int = 0
-
-    @property
-    def is_given_up(self) -> bool:
-        return self.topic == GIVEN_UP_TOPIC
-
-    @property
-    def is_committed(self) -> bool:
-        return self.queue_offset >= 0 and not self.is_given_up
-
-
 class HalfTable:
     """The open halves of a writer. A follower knows the progress alone."""
 
@@ -104,27 +73,20 @@ class HalfTable:
         self.end = 0  # of the half queue
         # Halves that the log's end tells of, by their log offsets: while a writer opens its log.
         self.log_end: dict[int, EndedHalf] = {}
-        # Topics that were deleted: open halves of before, which lie below this offset, are not
-        # committed, also when the topic is created again.
+        # Topics that were created while halves were open: those below this offset are for a topic
+        # of the same name that was deleted, and are not committed.
         self.dropped: dict[str, int] = {}
         self._floor = 0
         self._op_floor = 0
         self._ops: deque[tuple[int, int]] = deque()  # end of some op records, highest half in them
-        self._open: dict[int, OpenHalf] = {}  # in the order of their offsets
-        # The fields of an :class:`EndedHalf`, the oldest first. Plain tuples, as of open ones.
-        self._ended: dict[int, tuple[object, ...]] = {}
-        self._checks: dict[int, int] = {}  # of open halves that were asked about
+        # In the order of their offsets; those that were stored together have one run.
+        self._open: dict[int, OpenHalf | HalfRun] = {}
+        self._ended = EndedHalves()
+        self._checks = CheckCounts()  # of open halves that were asked about
         self._steps: tuple[tuple[int, int], ...] | None = ()  # None: they have changed
         self._check_changes = 0
         self._has_older_steps = False  # they have changed while they were gathered
-        # When to look at which halves again: by the second of the monotonic clock. Entries of
-        # halves that have ended stay until their second comes, or there are too many.
-        self._due: dict[int, array[int]] = {}
-        self._seconds: list[int] = []  # a heap
-        self._due_count = 0
-        self._to_sweep: list[int] = []  # seconds; the last one up to the entry `_swept`
-        self._swept = 0
-        self._sweep_left = 0  # entries that may be looked through
+        self._dues = DueHalves(self._open)
 
     def __len__(self) -> int:
         """Open halves."""
@@ -139,10 +101,14 @@ class HalfTable:
         self.end = progress.floor
         self._forget_dropped()
 
-    def drop_topic(self, topic: str, end: int) -> None:
-        """A topic is deleted: those of its halves below ``end`` that are open are not committed."""
+    def drop_older(self, topic: str, end: int) -> None:
+        """A topic is created: halves below ``end`` that are open are not committed into it."""
         if end > self._floor:
             self.dropped[topic] = end
+
+    def forget_topic(self, topic: str) -> None:
+        """A topic is deleted: nothing is committed into it."""
+        self.dropped.pop(topic, None)
 
     def _forget_dropped(self) -> None:
         self.dropped = {topic: end for topic, end in self.dropped.items() if end > self._floor}
@@ -195,7 +161,7 @@ class HalfTable:
         steps: list[tuple[int, int]] = []
         for first in range(0, len(offsets), COUNTS_AT_ONCE):
             piece = offsets[first : first + COUNTS_AT_ONCE]
-            counts = list(map(self._checks.get, piece, repeat(0)))
+            counts = self._checks.counts_of(piece)
             share = max(1, CHECK_STEPS_MAX * len(piece) // len(offsets))
             steps += _steps(piece, counts, share)
             yield
@@ -216,18 +182,26 @@ class HalfTable:
 
     def add(self, offset: int, half: OpenHalf, due_s: float, checks: int = 0) -> None:
         """A half was stored; its producers are asked about it from ``due_s`` on."""
-        self.add_run(offset, [half], due_s)
+        self._extend(offset, offset + 1)
+        self._open[offset] = half
+        self._dues.add((offset,), due_s)
         if checks:
-            self._checks[offset] = checks
+            self._checks.put(offset, checks)
             self._checks_changed()
 
-    def add_run(self, first: int, halves: Sequence[OpenHalf], due_s: float) -> None:
-        """The same, of halves that follow each other from offset ``first`` on."""
+    def add_run(self, run: HalfRun, due_s: float) -> None:
+        """The same, of halves that were stored together."""
+        self._extend(run.first, run.end)
+        offsets = range(run.first, run.end)
+        if len(offsets) >= RUN_MIN:
+            self._open.update(dict.fromkeys(offsets, run))
+        else:
+            self._open.update(zip(offsets, map(run.at, offsets), strict=True))
+        self._dues.add(offsets, due_s)
+
+    def _extend(self, first: int, end: int) -> None:
         assert first >= self.end, (first, self.end)
-        self.end = first + len(halves)
-        offsets = range(first, self.end)
-        self._open.update(zip(offsets, halves, strict=True))
-        self._schedule_all(offsets, due_s)
+        self.end = end
 
     def passed(self, end: int) -> None:
         """All halves below ``end`` that are not open have ended."""
@@ -235,14 +209,39 @@ class HalfTable:
 
     def find(self, offset: int) -> OpenHalf | None:
         """None: it is not open."""
-        return self._open.get(offset)
+        half = self._open.get(offset)
+        return half.at(offset) if isinstance(half, HalfRun) else half
+
+    def find_run(self, first: int, count: int) -> HalfRun | None:
+        """The run that so many halves from offset ``first`` on were stored in; None: one of them is
+        not open, or they were not stored together.
+        """
+        run = self._open.get(first)
+        if not isinstance(run, HalfRun) or first + count > run.end:
+            return None
+        is_whole = run.open_count == run.end - run.first
+        return run if is_whole or self.are_open(range(first, first + count)) else None
+
+    def are_open(self, offsets: Iterable[int]) -> bool:
+        """Whether none of the halves has ended."""
+        return all(map(self._open.__contains__, offsets))
+
+    def group_of(self, offset: int) -> str | None:
+        """The producer group of a half; None: it is not open."""
+        return self.groups_of((offset,))[0]
+
+    def groups_of(self, offsets: Iterable[int]) -> list[str | None]:
+        """The same, of many."""
+        return [
+            None if half is None else half.group if isinstance(half, HalfRun) else half[2]
+            for half in map(self._open.get, offsets)
+        ]
 
     def ended(self, offset: int) -> EndedHalf | None:
         """What became of a half that ended lately; None: it is not known any more, or it has not
         ended.
         """
-        found = self._ended.get(offset)
-        return None if found is None else EndedHalf._make(found)
+        return self._ended.find(offset)
 
     def close(self, offset: int, ended: EndedHalf) -> None:
         """An open half has ended."""
@@ -250,20 +249,43 @@ class HalfTable:
 
     def close_all(self, ended: Mapping[int, EndedHalf]) -> None:
         """Open halves have ended."""
-        opened, checks = self._open, self._checks
+        opened = self._open
         for offset in ended:
-            del opened[offset]
-            if checks and checks.pop(offset, 0):
-                self._checks_changed()
+            half = opened.pop(offset)
+            if isinstance(half, HalfRun):
+                self._leave_run(half, 1)
+        self._forget_checks(ended)
         self.remember_all(ended)
+
+    def close_run(self, ended: EndedRun) -> None:
+        """Open halves of one run have ended."""
+        offsets, opened = ended.offsets, self._open
+        run = opened[ended.first]
+        for offset in offsets:
+            del opened[offset]
+        if isinstance(run, HalfRun):
+            self._leave_run(run, len(offsets))
+        self._forget_checks(offsets)
+        self._ended.add_run(ended)
+
+    def _leave_run(self, run: HalfRun, count: int) -> None:
+        """So many halves of a run are not open any more. Of one with few left each gets its own
+        entry: the columns go.
+        """
+        run.open_count -= count
+        assert run.open_count >= 0, run.first
+        if 0 < run.open_count * THIN_PART < run.end - run.first:
+            for offset in range(run.first, run.end):
+                if offset in self._open:
+                    self._open[offset] = run.at(offset)
+
+    def _forget_checks(self, offsets: Collection[int]) -> None:
+        if self._checks and self._checks.forget(offsets):
+            self._checks_changed()
 
     def remember_all(self, ended: Mapping[int, EndedHalf]) -> None:
         """What became of halves."""
-        plain = [tuple(one) for one in ended.values()]
-        self._ended.update(zip(ended, plain, strict=True))
-        if len(self._ended) > ENDED_MAX + ENDED_MORE:
-            for offset in list(islice(self._ended, len(self._ended) - ENDED_MAX)):
-                del self._ended[offset]
+        self._ended.add_all(ended)
 
     def told(self, op_end: int, offsets: Iterable[int]) -> None:
         """The op queue, up to ``op_end``, lists these halves; none of them is open."""
@@ -274,22 +296,18 @@ class HalfTable:
 
     def open_halves(self, first: int, count_max: int) -> list[tuple[int, OpenHalf, int]]:
         """Open halves from offset ``first`` on: offset, half, how often it was asked about."""
-        found: list[tuple[int, OpenHalf, int]] = []
-        for offset, half in self._open.items():
-            if offset >= first:
-                found.append((offset, half, self._checks.get(offset, 0)))
-                if len(found) >= count_max:
-                    break
-        return found
+        offsets = islice((offset for offset in self._open if offset >= first), count_max)
+        return [(offset, self._half(offset), self.checks_of(offset)) for offset in offsets]
 
     def below(self, log_offset: int, count_max: int) -> list[int]:
         """Open halves whose records lie below this place of the log."""
-        found: list[int] = []
-        for offset, half in self._open.items():
-            if half[0] >= log_offset or len(found) >= count_max:
-                break
-            found.append(offset)
-        return found
+        offsets = takewhile(lambda offset: self._half(offset)[0] < log_offset, self._open)
+        return list(islice(offsets, count_max))
+
+    def _half(self, offset: int) -> OpenHalf:
+        half = self.find(offset)
+        assert half is not None, offset
+        return half
 
     def ended_among_open(self, count_max: int) -> Iterator[list[int]]:
         """Halves that have ended, and were stored behind one that has not; the newest of them, from
@@ -306,94 +324,51 @@ class HalfTable:
     @property
     def oldest(self) -> OpenHalf | None:
         """The open half that was stored first."""
-        return next(iter(self._open.values()), None)
+        return next(map(self._half, self._open), None)
 
     # --- checks -----------------------------------------------------------------------------------
 
     def checks_of(self, offset: int) -> int:
         """How often an open half was asked about."""
-        return self._checks.get(offset, 0)
+        return self._checks.count_of(offset)
+
+    def counts_of(self, offsets: Sequence[int]) -> list[int]:
+        """The same, of many in their order."""
+        return self._checks.counts_of(offsets)
 
     def asked(self, offsets: Sequence[int], again_s: float) -> None:
         """A producer is asked about these open halves; look at them again then."""
-        count_of, checks = self._checks.get, self._checks
-        for offset in offsets:
-            checks[offset] = count_of(offset, 0) + 1
+        self._checks.count(offsets)
         self._checks_changed()
-        self._schedule_all(offsets, again_s)
+        self._dues.add(offsets, again_s)
 
     def schedule(self, offset: int, at_s: float) -> None:
         """Look at an open half then."""
-        self._schedule_all((offset,), at_s)
-
-    def _schedule_all(self, offsets: Sequence[int], at_s: float) -> None:
-        second = math.ceil(at_s)
-        bucket = self._due.get(second)
-        if bucket is None:
-            bucket = self._due[second] = array("q")
-            heappush(self._seconds, second)
-        bucket.extend(offsets)
-        self._due_count += len(offsets)
-        if self._due_count > 2 * len(self._open) + STALE_MAX:
-            self._sweep_left += SWEPT_PER_ENTRY * len(offsets)
-            while self._sweep_left >= SWEPT_AT_ONCE:
-                self._sweep()
+        self._dues.add((offset,), at_s)
 
     def take_due(self, now_s: float, count_max: int) -> list[int]:
         """Open halves to be looked at now, at most so many: none of them comes again before it is
         scheduled again.
         """
-        found: list[int] = []
-        left = LOOK_MAX
-        while left and self._seconds and self._seconds[0] <= now_s and len(found) < count_max:
-            bucket = self._due[self._seconds[0]]
-            count = min(len(bucket), left, count_max - len(found))
-            piece = bucket[len(bucket) - count :]
-            del bucket[len(bucket) - count :]
-            left -= count
-            self._due_count -= count
-            found += filter(self._open.__contains__, piece)
-            if not bucket:
-                del self._due[heappop(self._seconds)]
-        found.sort()
-        return found
+        return self._dues.take(now_s, count_max)
 
     @property
     def next_look_s(self) -> float | None:
         """When :meth:`take_due` may find something; None: nothing is open."""
-        return self._seconds[0] if self._seconds else None
-
-    def _sweep(self) -> None:
-        """Forget entries of halves that have ended, among the next few: more than half of all are
-        of such halves.
-        """
-        if not self._to_sweep:
-            self._to_sweep = list(self._due)
-        bucket = self._due.get(self._to_sweep[-1], _NO_ENTRIES)
-        piece = slice(self._swept, self._swept + SWEPT_AT_ONCE)
-        before = bucket[piece]
-        if not before:
-            self._to_sweep.pop()
-            self._swept = 0
-            self._sweep_left -= 1
-            return
-        kept = array("q", filter(self._open.__contains__, before))
-        bucket[piece] = kept
-        self._swept += len(kept)
-        self._due_count -= len(before) - len(kept)
-        self._sweep_left -= len(before)
+        return self._dues.next_s
 
     def validate(self) -> None:
         """Asserts what must hold; for tests."""
         assert list(self._open) == sorted(self._open)
-        assert self._checks.keys() <= self._open.keys()
-        assert self._due.keys() == set(self._seconds)
-        assert self._due_count == sum(map(len, self._due.values()))
+        assert self._checks.offsets() <= self._open.keys()
+        runs = Counter(half for half in self._open.values() if isinstance(half, HalfRun))
+        assert all(run.open_count == count for run, count in runs.items())
+        self._dues.validate()
         assert self._floor <= self.end
         progress = self.progress
         if len(self._open) <= CHECK_STEPS_MAX:
             for offset in self._open:
-                assert progress.checks_of(offset) == self._checks.get(offset, 0), offset
+                assert progress.checks_of(offset) == self.checks_of(offset), offset
 
 
 def _steps(offsets: Sequence[int], counts: Sequence[int], count_max: int) -> list[tuple[int, int]]:

@@ -37,6 +37,7 @@ PyObject *accelerator_timer_entries(PyObject *module, PyObject *arguments);
 PyObject *accelerator_sort_timers(PyObject *module, PyObject *object);
 PyObject *accelerator_delivery_targets(PyObject *module, PyObject *arguments);
 PyObject *accelerator_half_targets(PyObject *module, PyObject *arguments);
+PyObject *accelerator_half_run(PyObject *module, PyObject *arguments);
 PyObject *accelerator_relay(PyObject *module, PyObject *arguments);
 int levels_add(PyObject *module); /* the type; -1 with an exception set */
 int received_add(PyObject *module);

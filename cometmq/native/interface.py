@@ -386,6 +386,13 @@ class Accelerator(Protocol):
         the numbers stand these ids and the store times in ms (int64).
         """
 
+    def half_run(self, sources: bytes, first_id: bytes, /) -> tuple[bytes, bytes]:
+        """As :meth:`half_targets`, of half messages end to end: ``cometmq.format.relay_run
+        .half_run``. Stops, too, at a record with another target than the first, and where the
+        unique ids do not count on from ``first_id``. Returns the text of the target, and where each
+        record begins (uint32).
+        """
+
     def relay(
         self,
         sources: bytes,
@@ -396,9 +403,11 @@ class Accelerator(Protocol):
         store_time_ms: int,
         store_host: bytes,
         transaction_flags: int,
+        room: int,
         /,
-    ) -> tuple[bytes, list[bytes]]:
-        """The records that are made from those at ``places``, and the units of each queue:
+    ) -> tuple[bytearray, list[bytes]]:
+        """The records that are made from those at ``places``, ``room`` zeros behind them, and the
+        units of each queue:
         ``cometmq.format.relay_run.RelayRun.encode``. ``queues``: topic, queue id and the offset of
         its next message. ``transaction_flags``: for SYSFLAG. ValueError for a place or a number
         that is out of range, and for a record that :meth:`delivery_targets` stops at because of its

@@ -46,6 +46,7 @@ static PyMethodDef methods[] = {
     {"sort_timers", accelerator_sort_timers, METH_O, NULL},
     {"delivery_targets", accelerator_delivery_targets, METH_VARARGS, NULL},
     {"half_targets", accelerator_half_targets, METH_VARARGS, NULL},
+    {"half_run", accelerator_half_run, METH_VARARGS, NULL},
     {"relay", accelerator_relay, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

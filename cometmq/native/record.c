@@ -100,16 +100,13 @@ int are_framed(span properties, span *tag)
 {
     const uint8_t *at = properties.start, *end = properties.start + properties.length;
     *tag = (span){properties.start, 0};
+    if (properties.length && memchr(properties.start, 0, properties.length) != NULL)
+        return 0;
     while (at < end) {
-        const uint8_t *pair = at;
-        int separated = 0;
-        for (; at < end && *at != PAIR_SEPARATOR; at++) {
-            if (*at == 0)
-                return 0;
-            separated |= *at == NAME_SEPARATOR;
-        }
+        const uint8_t *pair = at, *stop = memchr(at, PAIR_SEPARATOR, (size_t)(end - at));
+        at = stop != NULL ? stop : end;
         span whole = {pair, (size_t)(at - pair)};
-        if (whole.length && !separated)
+        if (whole.length && memchr(pair, NAME_SEPARATOR, whole.length) == NULL)
             return 0;
         if (starts_with(whole, "TAGS\x01", 5)) {
             *tag = behind(whole, 5);

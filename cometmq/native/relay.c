@@ -117,23 +117,29 @@ typedef struct {
     int64_t store_time;
 } source_record;
 
+/* A record that another one can be made of: its target and, of a half message, its id. 0: it needs a closer look. */
+static int good_source(span sources, size_t place, int is_half, record *found, span *target, span *id)
+{
+    uint32_t code;
+    span tag;
+    *id = (span){NULL, 0};
+    return place <= sources.length && record_at(sources.start + place, sources.length - place, found)
+        && found->properties.length <= PROPERTIES_BYTES_MAX && are_framed(found->properties, &tag) && java_hash(tag, &code)
+        && (is_half ? half_target(found, target) && last_id(found->properties, id) : waiting_target(found, target))
+        && has_good_body(found);
+}
+
 /* Reads the records at the places, up to the first that needs a closer look; how many. */
 static Py_ssize_t find_sources(span sources, const void *places, Py_ssize_t count, int are_halves, target_table *table,
                                source_record *known)
 {
     Py_ssize_t taken = 0;
     for (; taken < count; taken++) {
-        uint32_t place = number_at(places, taken), code;
         record found;
-        span target, tag, id = {NULL, 0};
-        if (place > sources.length || !record_at(sources.start + place, sources.length - place, &found)
-            || found.properties.length > PROPERTIES_BYTES_MAX || !are_framed(found.properties, &tag)
-            || !java_hash(tag, &code))
+        span target, id;
+        if (!good_source(sources, number_at(places, taken), are_halves, &found, &target, &id))
             break;
-        if (are_halves ? !half_target(&found, &target) || !last_id(found.properties, &id)
-                       : !waiting_target(&found, &target))
-            break;
-        int64_t number = has_good_body(&found) ? number_of(table, target) : -1;
+        int64_t number = number_of(table, target);
         if (number < 0)
             break;
         known[taken] = (source_record){(uint32_t)number, id, (int64_t)load64(found.store_time)};
@@ -232,6 +238,74 @@ PyObject *accelerator_half_targets(PyObject *module, PyObject *arguments)
     return targets(arguments, 1);
 }
 
+/* --- half messages that were sent together --- */
+
+#define COUNTER_DIGITS 8 /* hexadecimal ones, at the end of an id */
+
+/* The counter at the end of an id; -1 when it ends otherwise. */
+static int64_t counter_of(span id)
+{
+    if (id.length < COUNTER_DIGITS)
+        return -1;
+    int64_t counter = 0;
+    for (const uint8_t *at = id.start + id.length - COUNTER_DIGITS; at < id.start + id.length; at++) {
+        if (*at >= '0' && *at <= '9')
+            counter = counter * 16 + (*at - '0');
+        else if (*at >= 'A' && *at <= 'F')
+            counter = counter * 16 + (*at - 'A' + 10);
+        else
+            return -1;
+    }
+    return counter;
+}
+
+/* Reads half messages end to end, as long as they have one target, and ids that count on from `first_id`; how many.
+ * There is room for the places of all that can lie there. */
+static Py_ssize_t find_run(span sources, span first_id, uint8_t *places, span *target)
+{
+    int64_t counter = counter_of(first_id);
+    Py_ssize_t count = 0;
+    size_t place = 0;
+    while (counter >= 0 && place < sources.length && place <= UINT32_MAX) {
+        record found;
+        span its, id;
+        if (!good_source(sources, place, 1, &found, &its, &id) || id.length != first_id.length
+            || memcmp(id.start, first_id.start, id.length - COUNTER_DIGITS) != 0 || counter_of(id) != counter + count
+            || (count && !is_same(its, *target)))
+            break;
+        *target = its;
+        uint32_t number = (uint32_t)place;
+        memcpy(places + 4 * count++, &number, sizeof number);
+        place += found.size;
+    }
+    return count;
+}
+
+PyObject *accelerator_half_run(PyObject *module, PyObject *arguments)
+{
+    (void)module;
+    Py_buffer sources, first_id;
+    if (!PyArg_ParseTuple(arguments, "y*y*:half_run", &sources, &first_id))
+        return NULL;
+    PyObject *result = NULL;
+    uint8_t *places = malloc(4 * (size_t)(sources.len / RECORD_BYTES_MIN + 1));
+    if (places == NULL) {
+        PyErr_NoMemory();
+    } else {
+        span target = {NULL, 0};
+        Py_ssize_t count;
+        BEGIN_WORK(sources.len)
+        count = find_run(span_of(&sources), span_of(&first_id), places, &target);
+        END_WORK
+        result = Py_BuildValue("y#y#", target.length ? (const char *)target.start : "", (Py_ssize_t)target.length,
+                               (const char *)places, 4 * count);
+    }
+    free(places);
+    PyBuffer_Release(&sources);
+    PyBuffer_Release(&first_id);
+    return result;
+}
+
 /* --- the new records --- */
 
 /* A queue that gets some of them. */
@@ -249,6 +323,7 @@ typedef struct {
     const void *places, *chosen;
     Py_ssize_t count, queue_count;
     queue *queues;
+    span *tags; /* of the sources */
     uint64_t log_offset, store_time_ms;
     uint32_t transaction_flags;
 } job;
@@ -259,28 +334,27 @@ static size_t new_size(const record *source, const queue *target, const job *wor
         + target->topic.length + source->properties.length;
 }
 
-/* The source and the queue of one record; 0 when there are none, or no new record can be made. */
-static int look_up(const job *work, Py_ssize_t index, record *source, queue **target, span *tag)
+/* The source and the queue of one record; 0 when there are none. */
+static int look_up(const job *work, Py_ssize_t index, record *source, queue **target)
 {
     uint32_t place = number_at(work->places, index), number = number_at(work->chosen, index);
-    uint32_t code;
     if (number >= work->queue_count || place > work->sources.length
-        || !record_at(work->sources.start + place, work->sources.length - place, source)
-        || !are_framed(source->properties, tag) || !java_hash(*tag, &code))
+        || !record_at(work->sources.start + place, work->sources.length - place, source))
         return 0;
     *target = &work->queues[number];
-    return new_size(source, *target, work) <= INT32_MAX;
+    return 1;
 }
 
-/* Counts the records of each queue; the bytes of all, or -1. */
+/* Finds the tags, and counts the records of each queue; the bytes of all, or -1 when one cannot be made. */
 static Py_ssize_t measure(const job *work)
 {
     Py_ssize_t size = 0;
     for (Py_ssize_t index = 0; index < work->count; index++) {
         record source;
         queue *target;
-        span tag;
-        if (!look_up(work, index, &source, &target, &tag))
+        uint32_t code;
+        if (!look_up(work, index, &source, &target) || !are_framed(source.properties, &work->tags[index])
+            || !java_hash(work->tags[index], &code) || new_size(&source, target, work) > INT32_MAX)
             return -1;
         Py_ssize_t more = (Py_ssize_t)new_size(&source, target, work);
         if (size > PY_SSIZE_T_MAX - more)
@@ -325,10 +399,9 @@ static void put_all(const job *work, uint8_t *to)
     for (Py_ssize_t index = 0; index < work->count; index++) {
         record source;
         queue *target;
-        span tag;
-        look_up(work, index, &source, &target, &tag);
+        look_up(work, index, &source, &target);
         uint8_t *end = put_record(to, log_offset, &source, target, work);
-        put_unit(target->unit, log_offset, (size_t)(end - to), tag);
+        put_unit(target->unit, log_offset, (size_t)(end - to), work->tags[index]);
         target->unit += UNIT_BYTES;
         target->queue_offset++;
         log_offset += (uint64_t)(end - to);
@@ -374,22 +447,23 @@ static PyObject *new_units(const job *work)
     return units;
 }
 
-static PyObject *relayed(PyObject *given, job *work)
+static PyObject *relayed(PyObject *given, job *work, Py_ssize_t room)
 {
     if (read_queues(given, work) < 0)
         return NULL;
     Py_ssize_t size = measure(work);
-    if (size < 0)
+    if (size < 0 || size > PY_SSIZE_T_MAX - room)
         return PyErr_Format(PyExc_ValueError, "relay: a place without a good record, or without a queue");
-    PyObject *units = new_units(work), *records = PyBytes_FromStringAndSize(NULL, size);
+    PyObject *units = new_units(work), *records = PyByteArray_FromStringAndSize(NULL, size + room);
     if (units == NULL || records == NULL) {
         Py_XDECREF(units);
         Py_XDECREF(records);
         return NULL;
     }
-    uint8_t *to = (uint8_t *)PyBytes_AsString(records);
+    uint8_t *to = (uint8_t *)PyByteArray_AsString(records);
     BEGIN_WORK(size)
     put_all(work, to);
+    memset(to + size, 0, (size_t)room);
     END_WORK
     return Py_BuildValue("NN", records, units);
 }
@@ -401,12 +475,14 @@ PyObject *accelerator_relay(PyObject *module, PyObject *arguments)
     PyObject *given;
     long long log_offset, store_time_ms;
     int transaction_flags;
-    if (!PyArg_ParseTuple(arguments, "y*y*y*O!LLy*i:relay", &sources, &places, &chosen, &PyTuple_Type, &given, &log_offset,
-                          &store_time_ms, &store_host, &transaction_flags))
+    Py_ssize_t room;
+    if (!PyArg_ParseTuple(arguments, "y*y*y*O!LLy*in:relay", &sources, &places, &chosen, &PyTuple_Type, &given, &log_offset,
+                          &store_time_ms, &store_host, &transaction_flags, &room))
         return NULL;
     PyObject *result = NULL;
     Py_ssize_t queue_count = PyTuple_Size(given);
     queue *queues = calloc((size_t)queue_count + 1, sizeof *queues);
+    span *tags = calloc((size_t)(places.len / 4) + 1, sizeof *tags);
     job work = {.sources = span_of(&sources),
                 .store_host = span_of(&store_host),
                 .places = places.buf,
@@ -414,17 +490,19 @@ PyObject *accelerator_relay(PyObject *module, PyObject *arguments)
                 .count = places.len / 4,
                 .queue_count = queue_count,
                 .queues = queues,
+                .tags = tags,
                 .log_offset = (uint64_t)log_offset,
                 .store_time_ms = (uint64_t)store_time_ms,
                 .transaction_flags = (uint32_t)transaction_flags};
-    if (queues == NULL)
+    if (queues == NULL || tags == NULL)
         PyErr_NoMemory();
-    else if (places.len % 4 || chosen.len != places.len || log_offset < 0 || store_time_ms < 0
+    else if (places.len % 4 || chosen.len != places.len || log_offset < 0 || store_time_ms < 0 || room < 0
              || (store_host.len != 8 && store_host.len != 20) || (work.transaction_flags & ~TRANSACTION))
         PyErr_SetString(PyExc_ValueError, "relay: arguments that do not belong together");
     else
-        result = relayed(given, &work);
+        result = relayed(given, &work, room);
     free(queues);
+    free(tags);
     PyBuffer_Release(&sources);
     PyBuffer_Release(&places);
     PyBuffer_Release(&chosen);

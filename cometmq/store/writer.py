@@ -246,22 +246,22 @@ class MessageStore(BaseStore):
         ]
         end, last_time_ms = self._log.end
         store_time_ms = max(self._clock.wall_ms(), last_time_ms)
-        records, units = run.encode(firsts, end, store_time_ms, store_host)
-        size_bytes = len(records) + sum([one.size_bytes for one in behind])
-        self._check_fits(size_bytes)
-        log_offset = self._log.place(size_bytes)
+        room = sum([one.size_bytes for one in behind])
+        records, units = run.encode(firsts, end, store_time_ms, store_host, room)
+        self._check_fits(len(records))
+        log_offset = self._log.place(len(records))
         if log_offset != end:  # a new file
-            records, units = run.encode(firsts, log_offset, store_time_ms, store_host)
-        pieces, last_units = [records], list[bytes]()
-        at = log_offset + len(records)
+            records, units = run.encode(firsts, log_offset, store_time_ms, store_host, room)
+        last_units: list[bytes] = []
+        at = log_offset + len(records) - room
         for one, offset in zip(behind, last_offsets, strict=True):
-            pieces.append(one.encode(offset, at, store_time_ms, store_host))
+            place = slice(at - log_offset, at - log_offset + one.size_bytes)
+            records[place] = one.encode(offset, at, store_time_ms, store_host)
             code = one.tags_code(store_time_ms)
             last_units.append(queueunit.pack(at, one.size_bytes, code))
             at += one.size_bytes
         try:
-            joined = bytearray().join(pieces) if behind else records
-            self._log.append(log_offset, joined, store_time_ms)
+            self._log.append(log_offset, records, store_time_ms)
             for key, of_queue in zip((*run.queues, *last_keys), (*units, *last_units), strict=True):
                 self._dispatcher.dispatch(self._dispatcher.get(*key), of_queue)
             self._last_units = last_units[-1] if last_units else units[run.chosen[-1]]
@@ -269,7 +269,9 @@ class MessageStore(BaseStore):
         except StoreFailed as error:
             raise self._failed(error) from error
         assert self._log.end == (at, store_time_ms), (self._log.end, at, store_time_ms)
-        sizes = [sum(size for _, size, _ in queueunit.iterate(some)) for some in units]
+        sizes = [len(records) - room]
+        if len(units) != 1:
+            sizes = [sum([size for _, size, _ in queueunit.iterate(some)]) for some in units]
         sizes += [one.size_bytes for one in behind]
         return Appended(log_offset, at, [*firsts, *last_offsets], sizes, store_time_ms)
 

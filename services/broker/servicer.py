@@ -410,11 +410,10 @@ class BrokerServicer(PopServicer):
         self, request: broker_pb2.EndTransactionsRequest, context: Context
     ) -> broker_pb2.EndTransactionsResponse:
         self._gate.check()
-        ends = transaction_wire.ends(request.ends)
-        answers = await self._transactions.end(request.producer_group, ends)
-        counts = transaction_wire.counts_of(request.ends)
+        runs = transaction_wire.runs(request.ends)
+        outcomes = await self._transactions.end_runs(request.producer_group, runs)
         group = self._identity.broker_group
-        return transaction_wire.results(answers, counts, group, self._reader)
+        return transaction_wire.results(outcomes, group, self._reader)
 
     async def CheckTransactions(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
         first = await context.read()
@@ -443,7 +442,8 @@ class BrokerServicer(PopServicer):
         while (request := await context.read()) is not grpc.aio.EOF:
             if request.HasField("join"):
                 raise InvalidRequest("join: a stream joins once")
-            await self._checks.answered(stream, transaction_wire.ends(request.answers))
+            runs = transaction_wire.runs(request.answers)
+            await self._checks.answered(stream, [end for run in runs for end in run.ends()])
         stream.end()
 
     # --- replies ---

@@ -133,7 +133,7 @@ class WriterCore:
     async def _before_removal(self, log_offset: int) -> None:
         """The log goes up to there. Raises what keeps the others from being stored once more."""
         try:
-            await self.transactions.leave(log_offset)
+            await self.transactions.giving_up.leave(log_offset)
         finally:
             try:
                 await self.schedule.leave(log_offset)

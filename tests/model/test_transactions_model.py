@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
-from collections.abc import AsyncIterator
+from array import array
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import accumulate, islice
 from pathlib import Path
 
 import pytest
@@ -19,25 +21,29 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from prometheus_client import CollectorRegistry
 
-from cometmq.errors import AnswersUnread, SlaveNotAvailable, TopicNotFound, TransactionEnded
+from cometmq.errors import (
+    AnswersUnread,
+    CometError,
+    NoPermission,
+    SlaveNotAvailable,
+    TopicNotFound,
+    TransactionEnded,
+    TransactionNotFound,
+)
 from cometmq.format import halves, queueunit, record
 from cometmq.format.halves import GIVEN_UP_TOPIC, HALF_TOPIC, HalfForm
 from cometmq.member.metrics import MemberMetrics
 from cometmq.member.read.search import Finder
 from cometmq.member.relay import RelayWriter
 from cometmq.member.state.keeper import StateKeeper
+from cometmq.messaging.half_runs import EndedHalf, EndedRun, HalfRun
 from cometmq.messaging.transaction_checks import CheckBoard
-from cometmq.messaging.transactions import (
-    CheckRules,
-    EndedHalf,
-    HalfProgress,
-    HalfTable,
-    Resolution,
-)
+from cometmq.messaging.transactions import CheckRules, HalfProgress, HalfTable, Resolution
 from cometmq.model import FlushMode, TopicConfig
 from services.broker.sending.produce import Claim, ProduceHandler, ProducePolicy
 from services.broker.transactions.checks import REFUSED_MAX, RETRY_S, CheckStream, TransactionChecks
-from services.broker.transactions.ends import End, HalfName, TransactionService
+from services.broker.transactions.ends import TOGETHER_MIN, TransactionService
+from services.broker.transactions.names import End, EndRun, HalfName
 from tests.support.cluster.broker import encoded
 from tests.support.cluster.members import Member, living_member
 from tests.support.stores.small_stores import HOST, WallClock
@@ -211,11 +217,11 @@ def test_entries_of_ended_halves_are_forgotten_in_time() -> None:
     table = HalfTable()
     most = 0
     for offset in range(150_000):
-        before = table._due_count
+        before = table._dues.count
         table.add(offset, (offset, 1, "P"), 3_600.0 + offset % 7)
-        assert before - table._due_count <= 1_024, "few are looked through at a time"
+        assert before - table._dues.count <= 1_024, "few are looked through at a time"
         table.close(offset, EndedHalf(offset, "P"))
-        most = max(most, table._due_count)
+        most = max(most, table._dues.count)
         table.validate() if offset % 30_000 == 0 else None
     assert most <= 90_000
     table.validate()
@@ -228,7 +234,7 @@ def test_entries_are_forgotten_while_others_are_open_and_come_due() -> None:
     model: dict[int, float] = {}
     for first in range(0, 300_000, 500):
         due_s = float(source.randrange(first // 1_000, first // 1_000 + 400))
-        table.add_run(first, [(at, 1, "P") for at in range(first, first + 500)], due_s)
+        table.add_run(halves_of(first, 500), due_s)
         model |= dict.fromkeys(range(first, first + 500), due_s)
         ended = {at: EndedHalf(at, "P") for at in range(first, first + 500) if at % 50}
         table.close_all(ended)
@@ -239,19 +245,55 @@ def test_entries_are_forgotten_while_others_are_open_and_come_due() -> None:
             for at in found:
                 assert model.pop(at) <= now_s
         assert min(model.values(), default=now_s + 1) > now_s
-    assert table._due_count <= 2 * len(table) + 100_000
+    assert table._dues.count <= 2 * len(table) + 100_000
     table.validate()
 
 
 def test_halves_that_ended_among_open_ones_come_in_pieces_from_the_last_on() -> None:
     table = HalfTable()
-    table.add_run(0, [(at, 1, "P") for at in range(50_000)], 6.0)
+    table.add_run(halves_of(0, 50_000), 6.0)
     ended = {at: EndedHalf(at, "P") for at in range(50_000) if at % 3}
     table.close_all(ended)
     pieces = list(table.ended_among_open(10_000))
     assert len(pieces) > 1
     assert [at for piece in pieces for at in piece] == sorted(ended, reverse=True)[:10_000]
     assert sum(map(len, table.ended_among_open(100_000))) == len(ended)
+
+
+def halves_of(first: int, count: int) -> HalfRun:
+    """Halves of one byte each."""
+    return HalfRun(first, array("q", range(first, first + count)), first + count, "P")
+
+
+def test_halves_of_runs_end_in_any_order_and_few_left_take_few_bytes() -> None:
+    source = random.Random(7)
+    table = HalfTable()
+    is_open = set(range(4_000))
+    for first, count in ((0, 1_000), (1_000, 10), (1_010, 2_990)):
+        table.add_run(halves_of(first, count), 6.0)
+    while is_open:
+        first = source.choice(sorted(is_open))
+        count = source.randrange(1, 200)
+        wanted = set(range(first, first + count))
+        run = table.find_run(first, count)
+        if run is None:
+            wanted &= is_open
+            table.close_all({at: EndedHalf(at, "P") for at in sorted(wanted)})
+        else:
+            assert wanted <= is_open
+            places = array("q", range(first, first + count))
+            table.close_run(EndedRun(first, places, "P", "T", 0, first, places))
+            assert table.ended(first + count - 1) == EndedHalf(
+                first + count - 1, "P", "T", 0, first + count - 1, first + count - 1
+            )
+        is_open -= wanted
+        table.validate()
+        assert len(table) == len(is_open)
+        assert table.below(4_000, 10_000) == sorted(is_open)
+        assert {half for _, half, _ in table.open_halves(0, 9_999)} == {
+            (at, 1, "P") for at in is_open
+        }
+    assert table.floors[0] == 4_000
 
 
 # --- a writer -------------------------------------------------------------------------------------
@@ -273,6 +315,17 @@ class Parts:
         self.checks = TransactionChecks(self.service, member.storage, metrics, clock)
 
 
+async def end_run(parts: Parts, names: Sequence[HalfName], how: Resolution) -> list[EndedHalf]:
+    """What becomes of halves by one end for all of them."""
+    run = EndRun(names[0], array("q", [name.log_offset for name in names]), how)
+    [outcomes] = await parts.service.end_runs("P", [run])
+    found: list[EndedHalf] = []
+    for one in outcomes:
+        assert not isinstance(one, CometError), one
+        found += map(one.at, one.offsets) if isinstance(one, EndedRun) else [one]
+    return found
+
+
 class Story:
     """What became of each half, by its transaction id."""
 
@@ -287,11 +340,13 @@ class Story:
         self.separators = ["\x02", "\x02", ""]
 
     async def send(self, parts: Parts) -> None:
-        queue_id, count = self.source.randrange(2), self.source.choice([1, 1, 3, 40])
+        queue_id, count = self.source.randrange(2), self.source.choice([1, 1, 3, 40, 150])
         prefix = halves.prefix(HalfForm("P"), "T", queue_id)
         ids = [f"{self.count + n:08X}" for n in range(count)]
         self.count += count
         ends = [self.source.choice(self.separators) for _ in ids]
+        if count > TOGETHER_MIN and self.source.random() < 0.7:
+            ends = ["\x02"] * count
         records = [
             encoded(
                 HALF_TOPIC, 0, one.encode(), properties=prefix + f"UNIQ_KEY\x01{one}{end}".encode()
@@ -327,6 +382,22 @@ class Story:
         refused = await parts.service.end("P", opposite)
         assert {type(one) for one in refused} == {TransactionEnded}
         for name in names:
+            del self.open[name]
+
+    async def end_run(self, parts: Parts) -> None:
+        """One end for halves that follow each other, which were stored together or not."""
+        if not self.open:
+            return
+        names = [self.source.choice(sorted(self.open))]
+        while (after := f"{int(names[-1], 16) + 1:08X}") in self.open and len(names) < 500:
+            names.append(after)
+        how = self.source.choice([COMMIT, ROLLBACK])
+        found = await end_run(parts, [self.open[name] for name in names], how)
+        assert {one.is_committed for one in found} == {how is COMMIT}
+        assert await parts.service.end("P", [End(self.open[n], how) for n in names]) == found
+        assert await end_run(parts, [self.open[name] for name in names], how) == found
+        for name in names:
+            (self.committed if how is COMMIT else self.gone).add(name)
             del self.open[name]
 
     async def check(self, parts: Parts) -> None:
@@ -401,11 +472,13 @@ async def test_each_half_ends_once_whatever_ends_the_writer(tmp_path: Path, seed
         ):
             story.see(member)
             for _ in range(source.randrange(2, 14)):
-                match source.randrange(5):
+                match source.randrange(6):
                     case 0 | 1:
                         await story.send(parts)
                     case 2:
                         await story.end(parts)
+                    case 5:
+                        await story.end_run(parts)
                     case 3:
                         story.clock.now_ms += source.choice([100, 7_000, 31_000])
                         await story.check(parts)
@@ -464,6 +537,100 @@ async def test_a_crash_inside_the_append_of_an_end_ends_each_half_once(
         assert member.state.halves.find(story.open[oldest].half_offset) is not None
 
 
+@pytest.mark.parametrize("kept", [0, 40, 100])
+async def test_a_crash_inside_the_append_of_a_run_ends_each_half_once(
+    tmp_path: Path, kept: int
+) -> None:
+    """Halves that were stored together end with one append, which the log may keep in part."""
+    clock = WallClock()
+    folder = tmp_path / "s"
+    async with life(folder, clock, clean=True) as (member, parts):
+        names = await send_together(parts, 100)
+        member.keeper.write_progress(clock.monotonic_s())
+        await member.on_disk()
+        shutil.copytree(folder, tmp_path / "cut")  # the queues of before
+        [outcomes] = await parts.service.end_runs("P", [run_of(names)])
+        [ended] = outcomes
+        assert isinstance(ended, EndedRun)
+        assert ended.offsets == range(100)
+        [op, *_] = _records(member, halves.OP_TOPIC, 0)
+        assert halves.ended_halves(op.body) == list(range(100))
+        await member.on_disk()
+        cut = [*ended.log_offsets, op.log_offset][kept]
+    log = Path("store", "commitlog")
+    shutil.copytree(folder / log, tmp_path / "cut" / log, dirs_exist_ok=True)
+    _cut_log(tmp_path / "cut" / "store", cut)
+    async with life(tmp_path / "cut", clock, clean=True) as (member, parts):
+        assert len(member.state.halves) == 100 - kept
+        again = await end_run(parts, names, COMMIT)
+        assert all(one.is_committed for one in again)
+        seen = [one.unique_id for one in _records(member, "T", 1)]
+        assert seen == [name.transaction_id for name in names]
+
+
+async def send_together(parts: Parts, count: int, body: bytes = b"x") -> list[HalfName]:
+    """Halves for queue 1 of T, of one batch."""
+    prefix = halves.prefix(HalfForm("P"), "T", 1)
+    records = [
+        encoded(HALF_TOPIC, 0, body, properties=prefix + f"UNIQ_KEY\x01{n:08X}\x02".encode())
+        for n in range(count)
+    ]
+    claim = Claim("T", 1, count, 0, True, HalfForm("P"))
+    appended = (await parts.produce.take(b"".join(records), [claim], HOST)).ticket.appended
+    starts = accumulate(map(len, records), initial=appended.log_offset)
+    first = appended.queue_offsets[0]
+    return [HalfName(first + n, place, f"{n:08X}") for n, place in enumerate(islice(starts, count))]
+
+
+def run_of(names: Sequence[HalfName]) -> EndRun:
+    return EndRun(names[0], array("q", [name.log_offset for name in names]), COMMIT)
+
+
+async def test_a_run_with_a_wrong_name_ends_nothing_of_others(tmp_path: Path) -> None:
+    clock = WallClock()
+    async with life(tmp_path / "s", clock, clean=True) as (member, parts):
+        names = await send_together(parts, 200)
+        [answers] = await parts.service.end_runs("Q", [run_of(names[:100])])
+        assert {type(one) for one in answers} == {NoPermission}
+        moved = run_of(names[:100])
+        moved.log_offsets[70] += 1
+        [answers] = await parts.service.end_runs("P", [moved])
+        assert isinstance(answers[70], TransactionNotFound)
+        assert len(member.state.halves) == 101
+        other_id = run_of([names[100]._replace(transaction_id="00000065"), *names[101:]])
+        [answers] = await parts.service.end_runs("P", [other_id])
+        assert {type(one) for one in answers} == {TransactionNotFound}
+        assert len(member.state.halves) == 101
+        assert len(_records(member, "T", 1)) == 99
+
+
+async def test_a_large_run_ends_in_pieces_that_fit_an_append(tmp_path: Path) -> None:
+    clock = WallClock()
+    async with life(tmp_path / "s", clock, clean=True) as (member, parts):
+        names = await send_together(parts, 200, bytes(900))
+        [outcomes] = await parts.service.end_runs("P", [run_of(names)])
+        assert len(outcomes) > 1
+        assert all(isinstance(one, EndedRun) for one in outcomes)
+        seen = [one.unique_id for one in _records(member, "T", 1)]
+        assert seen == [name.transaction_id for name in names]
+        assert len(member.state.halves) == 0
+
+
+async def test_notes_of_dropped_topics_are_as_many_as_topics(tmp_path: Path) -> None:
+    """However many topics come and go while a half is open."""
+    clock = WallClock()
+    async with life(tmp_path / "s", clock, clean=True) as (member, parts):
+        await send_together(parts, 1)
+        for number in range(20):
+            await member.put(f"T{number}", 1)
+            await member.keeper.drop_topic(f"T{number}")
+        assert member.state.halves.dropped == {}
+        await member.put("T0", 1)
+        assert member.state.halves.dropped == {"T0": 1}
+    async with life(tmp_path / "s", clock, clean=True) as (member, _):
+        assert member.state.halves.dropped == {"T0": 1}
+
+
 def _cut_log(folder: Path, log_offset: int) -> None:
     """Zeros from there on, as after a crash that lost what was not synced."""
     for file in sorted((folder / "commitlog").iterdir()):
@@ -491,7 +658,7 @@ async def test_a_damaged_half_stops_no_other_one(tmp_path: Path) -> None:
         asked = [one.half async for some in read for one in some]
         parts.checks.leave(stream)
         assert {story.open[names[0]], story.open[names[2]]} <= set(asked)
-        await parts.service.give_up([bad.half_offset], "test")
+        await parts.service.giving_up.give_up([bad.half_offset], "test")
         assert member.state.halves.find(bad.half_offset) is None
         good = [
             End(story.open[names[0]], COMMIT),
@@ -529,7 +696,9 @@ async def test_a_half_of_a_deleted_topic_is_not_committed_into_a_new_one(tmp_pat
         assert {one.unique_id for q in range(2) for one in _records(member, "T", q)} == taken
         again = await parts.service.end("P", [End(story.open[name], COMMIT) for name in old])
         assert {type(one) for one in again} == {TopicNotFound}
-        await parts.service.give_up([story.open[name].half_offset for name in old[:5]], "test")
+        await parts.service.giving_up.give_up(
+            [story.open[name].half_offset for name in old[:5]], "test"
+        )
         rest = [End(story.open[name], ROLLBACK) for name in old[5:]]
         rolled_back = await parts.service.end("P", rest)
         assert all(isinstance(one, EndedHalf) and not one.is_committed for one in rolled_back)
@@ -564,7 +733,7 @@ async def test_halves_are_given_up_before_their_log_goes(tmp_path: Path) -> None
             await story.send(parts)
         ordered = sorted(story.open.values(), key=lambda one: one.log_offset)
         border = ordered[20].log_offset
-        await parts.service.leave(border)
+        await parts.service.giving_up.leave(border)
         given_up = [one.unique_id for one in _records(member, GIVEN_UP_TOPIC, 0)]
         assert given_up == [one.transaction_id for one in ordered[:20]]
         assert len(member.state.halves) == len(ordered) - 20

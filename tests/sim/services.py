@@ -17,10 +17,11 @@ from cometmq.format.halves import HALF_TOPIC
 from cometmq.format.timers import TIMER_QUEUE
 from cometmq.member.read.reader import PullAnswer, PullQuery
 from cometmq.member.state.keeper import StateKeeper
+from cometmq.messaging.half_runs import EndedHalf
 from cometmq.messaging.pop.masks import offsets_of
 from cometmq.messaging.pull import PullStatus
 from cometmq.messaging.timers import Timer
-from cometmq.messaging.transactions import CheckRules, EndedHalf
+from cometmq.messaging.transactions import CheckRules
 from cometmq.model import Position, QueueKey
 from services.broker.delay.believed_time import BelievedTime
 from services.broker.delay.recalls import RecallService
@@ -31,7 +32,9 @@ from services.broker.pop.groups import PopGroups, Turn
 from services.broker.pop.receive import ReceiveAsk, ReceiveService, Wanted
 from services.broker.retry.retries import RetryService
 from services.broker.transactions.checks import Check, CheckStream, TransactionChecks
-from services.broker.transactions.ends import End, HalfName, TransactionService
+from services.broker.transactions.earlier import EarlierEnds
+from services.broker.transactions.ends import TransactionService
+from services.broker.transactions.names import End, HalfName
 from tests.sim.disk import Record
 from tests.sim.storage import Storage
 from tests.sim.topics import BROKER_GROUP, RECEIVING
@@ -78,7 +81,7 @@ class Recalls(RecallService):
         return self._storage.store.read_units(*TIMER_QUEUE, offset, count)
 
 
-class Transactions(TransactionService):
+class EndsInLog(EarlierEnds):
     async def _became(self, name: HalfName) -> EndedHalf:
         """From the log instead of the key index."""
         store: Any = self._storage.store
@@ -278,7 +281,10 @@ class Later:
         self._storage = storage
         self.timers = Timers(store, keeper, relays, metrics, clock)
         self.recalls = Recalls(store, keeper, relays, self.timers, BROKER_GROUP)
-        self.transactions = Transactions(store, keeper, relays, none, metrics, CHECK_RULES, clock)
+        self.transactions = TransactionService(
+            store, keeper, relays, none, metrics, CHECK_RULES, clock
+        )
+        self.transactions.earlier = EndsInLog(store, keeper, none)
         self.checks = Checks(self.transactions, store, metrics, clock)
         self._streams: dict[str, tuple[CheckStream, float]] = {}
 

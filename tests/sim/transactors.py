@@ -9,7 +9,7 @@ from cometmq.format import halves, record
 from cometmq.format.halves import HALF_TOPIC, QUEUE_ID, HalfForm
 from cometmq.messaging.transactions import Resolution
 from services.broker.sending.produce import Accepted, Claim
-from services.broker.transactions.ends import End, HalfName
+from services.broker.transactions.names import End, HalfName
 from tests.sim.clients import RESEND_S, Client, ClientMachine
 from tests.sim.member import Group
 from tests.sim.storage import HOST

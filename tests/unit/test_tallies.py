@@ -30,6 +30,9 @@ def test_histograms_are_served_alike(some: list[float], others: list[tuple[str, 
     for value in some:
         plain.observe(value)
         one.observe(value)
+    plain.observe(0.25, 4)
+    for _ in range(4):
+        one.observe(0.25)
     for kind, value in others:
         split[kind].observe(value)
         two.labels(kind).observe(value)

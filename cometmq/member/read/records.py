@@ -66,6 +66,18 @@ def slices(spans: Sequence[Span | None], count_max: int, bytes_max: int) -> Iter
         yield slice(first, len(spans))
 
 
+def log_offsets_of(store: BaseStore, queue: QueueKey, first: int, count: int) -> array[int]:
+    """The log offsets (int64) of messages of a queue that were appended just now, from offset
+    ``first`` on.
+    """
+    found = array("q")
+    while len(found) < count:  # each read stops at the end of a queue file
+        offset = first + len(found)
+        units = store.read_units(*queue, offset, count - len(found))
+        found += queueunit.log_offsets(units)
+    return found
+
+
 async def read_units(store: BaseStore, queue: QueueKey, offset: int, count: int) -> bytes:
     """Units of a queue, at most so many: from memory at once, else in a thread."""
     try:

@@ -14,13 +14,8 @@ from cometmq.format import halves, queueunit, record
 from cometmq.format.halves import HALF_TOPIC, OP_TOPIC, QUEUE_ID
 from cometmq.format.record import Record
 from cometmq.messaging.delay import Now
-from cometmq.messaging.transactions import (
-    CheckRules,
-    EndedHalf,
-    HalfProgress,
-    HalfTable,
-    OpenHalf,
-)
+from cometmq.messaging.half_runs import EndedHalf, OpenHalf
+from cometmq.messaging.transactions import CheckRules, HalfProgress, HalfTable
 from cometmq.store.base import BaseStore
 from cometmq.store.log.commitlog import Span
 from cometmq.store.writer import MessageStore

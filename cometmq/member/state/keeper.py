@@ -219,7 +219,11 @@ class StateKeeper:
             assert config.name == name
             if before != config:
                 put = self.state.plan_topic(config, by_system=by_system)
-                await self._commit(put, *self.state.plan_extras(config), until_s=until_s)
+                extras: list[Change] = [*self.state.plan_extras(config)]
+                if before is None and not by_system and len(self.state.halves):
+                    # There may have been a topic of the name, and halves for it may be open.
+                    extras.append(HalvesDropped(name, self.state.halves.end))
+                await self._commit(put, *extras, until_s=until_s)
                 self._on_topics()
                 if by_system and before is None:
                     self._on_system_topic(name)
@@ -246,8 +250,6 @@ class StateKeeper:
             waiting: list[Change] = [TimersDropped(topic, timers_end)] if timers_end else []
             if level_ends := self.delays.waiting_ends(self._level_end):
                 waiting.append(DelaysDropped(topic, level_ends))
-            if len(self.state.halves):
-                waiting.append(HalvesDropped(topic, self.state.halves.end))
             # Nothing may follow the deletion into the old queues: at recovery everything after it
             # counts as new.
             self.closing.add(topic)

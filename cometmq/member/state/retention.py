@@ -254,7 +254,7 @@ class Retention:
 
     async def _waits_from(self) -> int:
         """Log offset of the oldest message that waits for its time or for its end."""
-        floor, rolled = self._state.halves.progress.floor, self._state.timers.rolled
+        floor, rolled = self._state.halves.floors[0], self._state.timers.rolled
         half_at = await self._in_thread(lambda: self._half_at(floor))
         timed_at = await self._in_thread(lambda: self._timed_at(rolled))
         return timed_at if half_at is None else min(half_at, timed_at)

@@ -17,16 +17,18 @@ from cometmq.errors import (
     InvalidRequest,
     TopicNotFound,
 )
-from cometmq.format import delayed, halves, queueunit, timers
+from cometmq.format import delayed, halves, timers
 from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.format.halves import HALF_TOPIC, OP_TOPIC, QUEUE_ID, HalfForm
 from cometmq.format.timers import TIMER_QUEUE, TIMER_TOPIC, TimerForm
 from cometmq.member.hosts import address_of_host
+from cometmq.member.read.records import log_offsets_of
 from cometmq.member.state.demands import topic_demands
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage, Segment, Ticket
 from cometmq.messaging.dedup import Ids, ids_of
 from cometmq.messaging.groups import check_name as check_producer_group
+from cometmq.messaging.half_runs import HalfRun
 from cometmq.messaging.quotas import Account, QuotaTable
 from cometmq.messaging.topics import check_type
 from cometmq.model import MessageType, SendStatus, TopicConfig
@@ -36,6 +38,8 @@ from cometmq.rpc.shares import Buckets
 from cometmq.store.writer import Appended
 from services.broker.delay.timer_slots import TimerSlots
 from services.broker.sending.stored_batch import stored_batch
+
+_HALVES = HALF_TOPIC, QUEUE_ID
 
 AUTO_CREATED_QUEUES_MAX = 4  # of a topic that its first message makes, as in RocketMQ
 
@@ -272,7 +276,7 @@ class ProduceHandler:
         )
         self._take_slots(slots)
         if has_halves:
-            self._open_halves(claims, ticket.appended.queue_offsets, came_s)
+            self._open_halves(claims, ticket.appended, came_s)
         streams = self._keeper.state.streams
         if ids is not None and streams.add(ids, ticket.appended.log_offset, came_s):
             self._observer.sender_forgotten()
@@ -450,22 +454,20 @@ class ProduceHandler:
             self._keeper.state.halves.check_room(count)
         return count > 0
 
-    def _open_halves(
-        self, claims: Sequence[Claim], queue_offsets: Sequence[int], now_s: float
-    ) -> None:
+    def _open_halves(self, claims: Sequence[Claim], appended: Appended, now_s: float) -> None:
         """The halves of a batch that is in the log."""
-        table = self._keeper.state.halves
-        for claim, first in zip(claims, queue_offsets, strict=True):
+        end_place = appended.log_offset  # segments lie end to end
+        for claim, first, size_bytes in zip(
+            claims, appended.queue_offsets, appended.segment_bytes, strict=True
+        ):
+            end_place += size_bytes
             if claim.half is None:
                 continue
+            places = log_offsets_of(self._storage.store, _HALVES, first, claim.record_count)
+            group, stored_ms = claim.half.group, appended.store_time_ms
             due_s = now_s + (claim.half.immunity_s or self._policy.immunity_s)
-            read = self._storage.store.read_units
-            group, offset, end = claim.half.group, first, first + claim.record_count
-            while offset < end:  # each read stops at the end of a queue file
-                units = read(HALF_TOPIC, QUEUE_ID, offset, end - offset)
-                some = [(place, size, group) for place, size, _ in queueunit.iterate(units)]
-                table.add_run(offset, some, due_s)
-                offset += len(some)
+            run = HalfRun(first, places, end_place, group, stored_ms)
+            self._keeper.state.halves.add_run(run, due_s)
 
     def _timed(self, claim: Claim, demands: DurabilityClass) -> Segment:
         if TIMER_TOPIC not in self._topics:

@@ -23,7 +23,7 @@ from cometmq.v1 import broker_pb2
 from services.broker.sending.produce import Accepted, ProduceHandler, SystemTopicMissing
 from services.broker.sending.stored_batch import is_same
 from services.broker.sending.structured import StructuredBatch, StructuredEncoder
-from services.broker.transactions.ends import HalfName
+from services.broker.transactions.names import HalfName
 
 
 class SentPlace(NamedTuple):

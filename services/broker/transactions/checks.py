@@ -29,7 +29,8 @@ from cometmq.messaging.transactions import Resolution
 from cometmq.rpc.ticks import tick
 from cometmq.store.log.commitlog import Span
 from cometmq.telemetry import fields, logger
-from services.broker.transactions.ends import End, HalfName, TransactionService
+from services.broker.transactions.ends import TransactionService
+from services.broker.transactions.names import End, HalfName
 
 log = logger(__name__)
 
@@ -191,7 +192,7 @@ class TransactionChecks:
         if not offsets:
             return
         try:
-            await self._service.give_up(offsets, "no producer has ended them")
+            await self._service.giving_up.give_up(offsets, "no producer has ended them")
         except BusyError as error:  # also of the topic for them, which waits for copies
             log.warning("half messages wait", extra=fields(reason=str(error)))
             again_s = self._clock.monotonic_s() + RETRY_S
@@ -220,7 +221,7 @@ class TransactionChecks:
                     name = HalfName(offset, half[0], its.unique_id)
                     checks.append(Check(name, raw, self._table.checks_of(offset)))
             if lost:
-                await self._service.give_up(lost, "they cannot be read")
+                await self._service.giving_up.give_up(lost, "they cannot be read")
             if checks:
                 yield checks
 

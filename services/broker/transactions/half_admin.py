@@ -27,13 +27,9 @@ from cometmq.messaging.resends import ResentKey
 from cometmq.messaging.transactions import Resolution
 from cometmq.store.log.commitlog import Span
 from cometmq.telemetry import fields, logger
-from services.broker.transactions.ends import (
-    SLICE_BYTES_MAX,
-    SLICE_MAX,
-    End,
-    HalfName,
-    TransactionService,
-)
+from services.broker.transactions.ends import SLICE_BYTES_MAX, TransactionService
+from services.broker.transactions.giving_up import SLICE_MAX
+from services.broker.transactions.names import End, HalfName
 
 log = logger(__name__)
 
@@ -122,7 +118,7 @@ class HalfAdmin:
             for (offset, half), one in zip([*opened.items()][part], found, strict=True):
                 its = halves.read(one.raw_properties) if isinstance(one, Record) else None
                 if its is None:  # nobody can read it
-                    await self._service.give_up([offset], "it is dropped")
+                    await self._service.giving_up.give_up([offset], "it is dropped")
                     answers[offset] = None
                     continue
                 end = End(HalfName(offset, half[0], its.unique_id), Resolution.ROLLBACK)

@@ -2,62 +2,48 @@
 
 from __future__ import annotations
 
-import itertools
-import re
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
 
 from cometmq.errors import CometError, InvalidRequest, LimitExceeded
-from cometmq.format import ids
+from cometmq.format import halves, ids
 from cometmq.member.read.reader import Reader
 from cometmq.member.rpc import convert
-from cometmq.messaging.transactions import EndedHalf, Resolution
+from cometmq.messaging.half_runs import EndedHalf, EndedRun
+from cometmq.messaging.transactions import Resolution
 from cometmq.model import QueueKey
 from cometmq.rpc.interceptors import to_proto
 from cometmq.v1 import broker_pb2, common_pb2
 from services.broker.transactions.checks import Check, Refused
-from services.broker.transactions.ends import ENDS_MAX, End, HalfName
+from services.broker.transactions.ends import ENDS_MAX, Outcome
+from services.broker.transactions.names import EndRun, HalfName
 
 _RESOLUTIONS = {one.value: one for one in Resolution}
-_NUMBERED = re.compile(r"(.*)([0-9A-F]{8})")  # a transaction id that others count on from
+_COUNTER_MAX = 0xFFFF_FFFF
 
 
-def ends(protos: Sequence[broker_pb2.TransactionEnd]) -> list[End]:
-    """One for each half. Raises LimitExceeded, InvalidRequest (a resolution that is none, ids that
-    do not count).
-    """
-    count = sum(counts_of(protos))
+def runs(protos: Sequence[broker_pb2.TransactionEnd]) -> list[EndRun]:
+    """Raises LimitExceeded, InvalidRequest (a resolution that is none, ids that do not count)."""
+    count = sum([1 + len(proto.following_log_offsets) for proto in protos])
     if count > ENDS_MAX:
         raise LimitExceeded(f"{count} halves, {ENDS_MAX} are allowed")
-    found: list[End] = []
-    for proto in protos:
-        resolution, half = _RESOLUTIONS.get(proto.resolution), proto.half
-        if resolution is None:
-            raise InvalidRequest(f"resolution: {proto.resolution} is none")
-        first = HalfName(half.half_offset, half.log_offset, half.transaction_id)
-        found.append(End(first, resolution))
-        if proto.following_log_offsets:
-            names = _following(first, proto.following_log_offsets)
-            # A thousand of them: no call of Python for each.
-            found += map(tuple.__new__, repeat(End), zip(names, repeat(resolution)))
-    return found
+    return list(map(_run, protos))
 
 
-def counts_of(protos: Sequence[broker_pb2.TransactionEnd]) -> list[int]:
-    """How many halves each is for."""
-    return [1 + len(proto.following_log_offsets) for proto in protos]
-
-
-def _following(first: HalfName, log_offsets: Sequence[int]) -> Iterator[HalfName]:
-    numbered = _NUMBERED.fullmatch(first.transaction_id)
-    counter = int(numbered[2], 16) if numbered else 0
-    if not numbered or counter + len(log_offsets) > 0xFFFF_FFFF:
-        raise InvalidRequest("following_log_offsets: the transaction ids do not count on so far")
-    stream, offset = numbered[1], first.half_offset + 1
-    numbers = range(counter + 1, counter + 1 + len(log_offsets))
-    names = [f"{stream}{number:08X}" for number in numbers]
-    columns = zip(itertools.count(offset), log_offsets, names)
-    return map(tuple.__new__, repeat(HalfName), columns)
+def _run(proto: broker_pb2.TransactionEnd) -> EndRun:
+    resolution, half = _RESOLUTIONS.get(proto.resolution), proto.half
+    if resolution is None:
+        raise InvalidRequest(f"resolution: {proto.resolution} is none")
+    log_offsets = array("q", (half.log_offset,))
+    log_offsets.extend(proto.following_log_offsets)
+    if len(log_offsets) > 1:
+        split = halves.split_id(half.transaction_id)
+        if split is None or split[1] + len(log_offsets) - 1 > _COUNTER_MAX:
+            raise InvalidRequest(
+                "following_log_offsets: the transaction ids do not count on so far"
+            )
+    first = HalfName(half.half_offset, half.log_offset, half.transaction_id)
+    return EndRun(first, log_offsets, resolution)
 
 
 def half_ref(name: HalfName) -> broker_pb2.HalfRef:
@@ -69,23 +55,24 @@ def half_ref(name: HalfName) -> broker_pb2.HalfRef:
 
 
 def results(
-    answers: Sequence[EndedHalf | CometError],
-    counts: Sequence[int],
-    broker_group: str,
-    reader: Reader,
+    outcomes: Sequence[Sequence[Outcome]], broker_group: str, reader: Reader
 ) -> broker_pb2.EndTransactionsResponse:
-    """``counts``: of the answers, for how many halves each end was."""
-    generations: dict[QueueKey, int] = {}
-    found: list[broker_pb2.TransactionResult] = []
-    at = 0
-    for count in counts:
-        for run in _runs(answers[at : at + count]):
-            found.append(_result(run, broker_group, reader, generations))
-        at += count
-    return broker_pb2.EndTransactionsResponse(results=found)
+    """``outcomes``: those of each end of the request."""
+    results = _Results(broker_group, reader)
+    for of_run in outcomes:
+        singly: list[EndedHalf | CometError] = []
+        for outcome in of_run:
+            if isinstance(outcome, EndedRun):
+                assert not singly, "those that ended together come first"
+                results.add_run(outcome)
+            else:
+                singly.append(outcome)
+        for some in _neighbours(singly):
+            results.add(some)
+    return broker_pb2.EndTransactionsResponse(results=results.found)
 
 
-def _runs(
+def _neighbours(
     answers: Sequence[EndedHalf | CometError],
 ) -> Iterator[Sequence[EndedHalf | CometError]]:
     """Halves with one result: neighbours in a queue, or rolled back."""
@@ -94,7 +81,8 @@ def _runs(
         if not _are_neighbours(answers[at - 1], answers[at]):
             yield answers[first:at]
             first = at
-    yield answers[first:]
+    if answers:
+        yield answers[first:]
 
 
 def _are_neighbours(one: EndedHalf | CometError, other: EndedHalf | CometError) -> bool:
@@ -105,34 +93,53 @@ def _are_neighbours(one: EndedHalf | CometError, other: EndedHalf | CometError) 
     return one[2:4] == other[2:4] and one.queue_offset + 1 == other.queue_offset
 
 
-def _result(
-    run: Sequence[EndedHalf | CometError],
-    broker_group: str,
-    reader: Reader,
-    generations: dict[QueueKey, int],
-) -> broker_pb2.TransactionResult:
-    answer, count = run[0], len(run) if len(run) > 1 else 0
-    if isinstance(answer, CometError):
-        return broker_pb2.TransactionResult(error=to_proto(answer))
-    if not answer.is_committed:
-        return broker_pb2.TransactionResult(count=count)
-    key = answer.topic, answer.queue_id
-    generation = generations.get(key)
-    if generation is None:
-        try:
-            generation = reader.queue(*key).generation
-        except CometError:  # its topic was deleted since
-            generation = 0
-        generations[key] = generation
-    return broker_pb2.TransactionResult(
-        queue=convert.queue_proto(answer.topic, answer.queue_id),
-        position=common_pb2.Position(generation=generation, offset=answer.queue_offset),
-        message_id=ids.message_id(broker_group, answer.log_offset),
-        count=count,
-        following_log_offsets=[
-            one.log_offset for one in run[1:] if not isinstance(one, CometError)
-        ],
-    )
+class _Results:
+    """The results of a response."""
+
+    def __init__(self, broker_group: str, reader: Reader) -> None:
+        self.found: list[broker_pb2.TransactionResult] = []
+        self._broker_group = broker_group
+        self._reader = reader
+        self._generations: dict[QueueKey, int] = {}
+
+    def add(self, some: Sequence[EndedHalf | CometError]) -> None:
+        """Halves that have one result."""
+        answer, places = some[0], array("q")
+        if isinstance(answer, CometError):
+            self.found.append(broker_pb2.TransactionResult(error=to_proto(answer)))
+            return
+        places.extend([one.log_offset for one in some if not isinstance(one, CometError)])
+        queue = answer.topic, answer.queue_id
+        self._add(len(some), queue, answer.queue_offset, places)
+
+    def add_run(self, ended: EndedRun) -> None:
+        """Halves that ended together."""
+        queue = ended.topic, ended.queue_id
+        self._add(len(ended.offsets), queue, ended.queue_offset, ended.log_offsets)
+
+    def _add(self, count: int, queue: QueueKey, offset: int, places: array[int]) -> None:
+        count = count if count > 1 else 0
+        if offset < 0:
+            self.found.append(broker_pb2.TransactionResult(count=count))
+            return
+        result = broker_pb2.TransactionResult(
+            queue=convert.queue_proto(*queue),
+            position=common_pb2.Position(generation=self._generation(queue), offset=offset),
+            message_id=ids.message_id(self._broker_group, places[0]),
+            count=count,
+            following_log_offsets=places[1:],
+        )
+        self.found.append(result)
+
+    def _generation(self, queue: QueueKey) -> int:
+        found = self._generations.get(queue)
+        if found is None:
+            try:
+                found = self._reader.queue(*queue).generation
+            except CometError:  # its topic was deleted since
+                found = 0
+            self._generations[queue] = found
+        return found
 
 
 def outgoing(

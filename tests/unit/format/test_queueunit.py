@@ -15,6 +15,7 @@ unit = st.tuples(
 def test_units_are_three_big_endian_numbers(units: list[tuple[int, int, int]]) -> None:
     data = b"".join(queueunit.pack(*one) for one in units)
     assert list(queueunit.iterate(data)) == units
+    assert list(queueunit.log_offsets(data)) == [log_offset for log_offset, _, _ in units]
     for index, (log_offset, size, code) in enumerate(units):
         piece = data[20 * index : 20 * index + 20]
         assert piece[:8] == log_offset.to_bytes(8, "big")

@@ -13,7 +13,7 @@ from cometmq.format import delayed, halves, properties, queueunit, record, relay
 from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.format.halves import HalfForm
 from cometmq.format.relay import relay
-from cometmq.format.relay_run import RelayRun, delivery_targets, half_targets
+from cometmq.format.relay_run import RelayRun, delivery_targets, half_run, half_targets
 from cometmq.format.timers import TIMER_QUEUE, TIMER_QUEUE_ID, TIMER_TOPIC
 from cometmq.model import QueueKey
 
@@ -93,7 +93,9 @@ def test_the_bytes_are_those_of_records_that_are_relayed_one_by_one(
 
     firsts = [7 * index for index in range(len(queues))]
     run = RelayRun(sources, places, chosen, queues)
-    records, units = run.encode(firsts, START, STORED_MS, host)
+    records, units = run.encode(firsts, START, STORED_MS, host, 9)
+    assert records[-9:] == bytes(9)
+    del records[-9:]
 
     following = dict(zip(queues, firsts, strict=True))
     expected, expected_units = b"", dict[QueueKey, bytes]()
@@ -297,6 +299,56 @@ def test_it_ends_before_a_half_that_needs_a_look(reason: str) -> None:
     assert half_targets(bad, array("I", [0])) == ([], array("I"), [], array("q"))
 
 
+# --- halves that were sent together ---------------------------------------------------------------
+
+STREAM = "0A0B0C0D0E0F00112233445566"
+
+
+def together(count: int, first: int = 0) -> list[bytes]:
+    return [half(("A", 3), b"x" * n, unique_id=f"{STREAM}{first + n:08X}") for n in range(count)]
+
+
+@given(st.integers(0, 9), st.sampled_from([0, 0xFF, 0xFFFF_FFFA]))
+def test_halves_that_count_on_have_one_target(count: int, first: int) -> None:
+    messages = together(count, first)
+    fitting = min(count, 2**32 - first)
+    text, places = half_run(b"".join(messages), f"{STREAM}{first:08X}")
+    assert list(places) == [sum(map(len, messages[:at])) for at in range(fitting)]
+    if places:
+        assert halves.target_of_text(text) == ("A", 3)
+    else:
+        assert text == b""
+
+
+ENDS_A_RUN = {
+    "its id does not count on": half(("A", 3), unique_id=f"{STREAM}00000003"),
+    "its id is of another stream": half(("A", 3), unique_id=f"{STREAM[:-1]}700000002"),
+    "its id is longer": half(("A", 3), unique_id=f"{STREAM}000000002"),
+    "its id has small letters": half(("A", 3), unique_id=f"{STREAM}0000000a"),
+    "it has another queue": half(("A", 4), unique_id=f"{STREAM}00000002"),
+    "it has another topic": half(("B", 3), unique_id=f"{STREAM}00000002"),
+    "its body does not fit its CRC": half(("A", 3), b"body", unique_id=f"{STREAM}00000002").replace(
+        b"body", b"bodx"
+    ),
+    "it is cut": half(("A", 3), unique_id=f"{STREAM}00000002")[:-1],
+    "it is no half": message(("A", 3)),
+}
+
+
+@pytest.mark.parametrize("reason", ENDS_A_RUN)
+def test_a_run_ends_before_a_half_that_needs_a_look(reason: str) -> None:
+    messages = together(2)
+    sources = b"".join([*messages, ENDS_A_RUN[reason], *together(1, 3)])
+    text, places = half_run(sources, f"{STREAM}00000000")
+    assert text == b"REAL_TOPIC\x01A\x02REAL_QID\x013\x02"
+    assert list(places) == [0, len(messages[0])]
+
+
+@pytest.mark.parametrize("first_id", ["", "0A", "0000000a", "\u00e90000000", f"{STREAM}00000001"])
+def test_no_run_begins_with_another_id(first_id: str) -> None:
+    assert half_run(together(1)[0], first_id) == (b"", array("I"))
+
+
 @given(st.integers(0, len(GOOD_HALF) - 1), st.integers(0, 7), st.integers(0, len(GOOD_HALF)))
 def test_any_bytes_of_a_half_are_safe(at: int, bit: int, length: int) -> None:
     data = bytearray(GOOD_HALF)
@@ -317,29 +369,30 @@ def test_the_extension_refuses_what_does_not_belong_together() -> None:
     assert ACCELERATOR is not None
     make, one = ACCELERATOR.relay, array("I", [0])
     queues = ((b"A", 0, 0),)
-    assert make(GOOD, one, one, queues, 0, 0, V4, 0)
+    assert make(GOOD, one, one, queues, 0, 0, V4, 0, 0)
     wrong: list[tuple[object, ...]] = [
-        (GOOD, array("I", [1]), one, queues, 0, 0, V4, 0),
-        (GOOD, array("I", [len(GOOD) + 1]), one, queues, 0, 0, V4, 0),
-        (GOOD, one, array("I", [1]), queues, 0, 0, V4, 0),
-        (GOOD, one, array("I"), queues, 0, 0, V4, 0),
-        (GOOD, b"abc", b"abc", queues, 0, 0, V4, 0),
-        (GOOD[:-1], one, one, queues, 0, 0, V4, 0),
-        (GOOD, one, one, ((b"", 0, 0),), 0, 0, V4, 0),
-        (GOOD, one, one, ((b"A" * 256, 0, 0),), 0, 0, V4, 0),
-        (GOOD, one, one, ((b"A", -1, 0),), 0, 0, V4, 0),
-        (GOOD, one, one, ((b"A", 0, -1),), 0, 0, V4, 0),
-        (GOOD, one, one, queues, -1, 0, V4, 0),
-        (GOOD, one, one, queues, 0, -1, V4, 0),
-        (GOOD, one, one, queues, 0, 0, V4 + b"x", 0),
-        (GOOD, one, one, queues, 0, 0, V4, 1),
-        (GOOD, one, one, queues, 0, 0, V4, -1),
+        (GOOD, array("I", [1]), one, queues, 0, 0, V4, 0, 0),
+        (GOOD, array("I", [len(GOOD) + 1]), one, queues, 0, 0, V4, 0, 0),
+        (GOOD, one, array("I", [1]), queues, 0, 0, V4, 0, 0),
+        (GOOD, one, array("I"), queues, 0, 0, V4, 0, 0),
+        (GOOD, b"abc", b"abc", queues, 0, 0, V4, 0, 0),
+        (GOOD[:-1], one, one, queues, 0, 0, V4, 0, 0),
+        (GOOD, one, one, ((b"", 0, 0),), 0, 0, V4, 0, 0),
+        (GOOD, one, one, ((b"A" * 256, 0, 0),), 0, 0, V4, 0, 0),
+        (GOOD, one, one, ((b"A", -1, 0),), 0, 0, V4, 0, 0),
+        (GOOD, one, one, ((b"A", 0, -1),), 0, 0, V4, 0, 0),
+        (GOOD, one, one, queues, -1, 0, V4, 0, 0),
+        (GOOD, one, one, queues, 0, -1, V4, 0, 0),
+        (GOOD, one, one, queues, 0, 0, V4 + b"x", 0, 0),
+        (GOOD, one, one, queues, 0, 0, V4, 1, 0),
+        (GOOD, one, one, queues, 0, 0, V4, -1, 0),
+        (GOOD, one, one, queues, 0, 0, V4, 0, -1),
     ]
     for arguments in wrong:
         with pytest.raises(ValueError, match="relay: "):
             make(*arguments)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
-        make(GOOD, one, one, (b"A",), 0, 0, V4, 0)  # type: ignore[arg-type]
+        make(GOOD, one, one, (b"A",), 0, 0, V4, 0, 0)  # type: ignore[arg-type]
     for targets in (ACCELERATOR.delivery_targets, ACCELERATOR.half_targets):
         with pytest.raises(ValueError, match="whole numbers"):
             targets(GOOD, b"abc")  # type: ignore[arg-type]
