@@ -12,8 +12,9 @@ import zlib
 from enum import Enum
 from typing import Final
 
+from isal import isal_zlib
+
 from cometmq.errors import BodyCompressionInvalid
-from cometmq.native import accelerator
 
 SYS_FLAG_COMPRESSED: Final = 1
 SYS_FLAG_COMPRESSION_SHIFT: Final = 8
@@ -62,8 +63,7 @@ class ZlibBody(bytes):
 
 def compress_records(text: bytes) -> ZlibBody:
     """Compresses a text of many records that are like each other, quickly."""
-    stream = zlib.compress(text, 1) if accelerator is None else accelerator.deflate(text)
-    return ZlibBody(stream)
+    return ZlibBody(isal_zlib.compress(text, 1))
 
 
 def decompress(stored: bytes, sys_flag: int, size_max: int = PLAIN_BODY_BYTES_MAX) -> bytes:

@@ -26,7 +26,6 @@ static inline span span_of(const Py_buffer *buffer)
 PyObject *accelerator_stamp(PyObject *module, PyObject *arguments);
 PyObject *accelerator_scan(PyObject *module, PyObject *arguments);
 PyObject *accelerator_decode(PyObject *module, PyObject *arguments);
-PyObject *accelerator_deflate(PyObject *module, PyObject *object);
 PyObject *accelerator_choose(PyObject *module, PyObject *arguments);
 PyObject *accelerator_match(PyObject *module, PyObject *arguments);
 PyObject *accelerator_encode(PyObject *module, PyObject *const *arguments, Py_ssize_t count);

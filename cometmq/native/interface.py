@@ -267,11 +267,6 @@ class Accelerator(Protocol):
         ``cometmq.format.record._decode_run``. Returns where it stopped, and the records.
         """
 
-    def deflate(self, data: Buffer, /) -> bytes:
-        """``zlib.compress`` for data that repeats what stands a little before, in a few percent of
-        the time; other bytes for the same data. It may be an eighth longer than the data.
-        """
-
     def choose(
         self, units: bytes, max_count: int, max_bytes: int, codes: array[int], /
     ) -> tuple[list[tuple[int, int]], int, int] | None:

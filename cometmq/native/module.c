@@ -3,7 +3,6 @@
 #include "accelerator.h"
 
 #include "crc32.h"
-#include "deflate.h"
 
 static PyObject *crc32_by(uint32_t (*compute)(const uint8_t *, size_t), PyObject *object)
 {
@@ -35,7 +34,6 @@ static PyMethodDef methods[] = {
     {"stamp", accelerator_stamp, METH_VARARGS, NULL},
     {"scan", accelerator_scan, METH_VARARGS, NULL},
     {"decode", accelerator_decode, METH_VARARGS, NULL},
-    {"deflate", accelerator_deflate, METH_O, NULL},
     {"choose", accelerator_choose, METH_VARARGS, NULL},
     {"match", accelerator_match, METH_VARARGS, NULL},
     {"encode", (PyCFunction)(void (*)(void))accelerator_encode, METH_FASTCALL, NULL},
@@ -54,7 +52,6 @@ static PyMethodDef methods[] = {
 static int execute(PyObject *module)
 {
     crc32_prepare();
-    deflate_prepare();
     if (levels_add(module) < 0 || received_add(module) < 0 || message_add(module) < 0 || sent_add(module) < 0
         || run_add(module) < 0 || trace_add(module) < 0)
         return -1;

@@ -79,7 +79,7 @@ async def test_a_message_is_traced_from_its_send_to_the_end_of_its_calls(tmp_pat
         async with Producer(namesrv, options=options) as producer:
             message = Message("T", b"12345", tag="a", keys=("k1", "k2"), sharding_key="s")
             receipt = await producer.send_and_wait(message)
-            later = await producer.send_and_wait(Message("T", b"", delay_level=1))
+            later = await producer.send_and_wait(Message("T", b"", delay_level=5))
             timed = await producer.send_and_wait(Message("T", b"", delay_ms=3_600_000))
             assert await producer.recall(timed.recall_handle)
         push = PushConsumerOptions(
