@@ -633,9 +633,12 @@ async def test_a_late_answer_is_kept_that_comes_as_its_receive_is_cancelled(tmp_
             while not answer.runs:
                 answer = await real("g1", 8, 30_000)
 
+            once = [answer]
+
             async def is_late(broker_group: str, *limits: int) -> PopAnswer:
                 await answers.wait()
-                return answer if broker_group == "g1" else PopAnswer([], False, None, False, ())
+                is_first = broker_group == "g1" and once
+                return once.pop() if is_first else PopAnswer([], False, None, False, ())
 
             with (
                 mock.patch.object(pop, "broker_groups", return_value=["g1", "other"]),
