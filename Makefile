@@ -163,7 +163,7 @@ test-sim: $(STAMP)  ## Fail-over in a simulated cluster: SEEDS=2000 runs; SEED=n
 
 .PHONY: test-compat
 test-compat: $(STAMP)  ## Apache RocketMQ 4.9.8 and 5.5.1 on our folders, and we on theirs; needs a JDK and Maven
-	@$(PYTEST) -q --slow --timeout 600 tests/compat
+	@$(PYTEST) -q $(AT_ONCE) --dist worksteal --slow --timeout 600 tests/compat
 
 .PHONY: test-e2e
 test-e2e: $(STAMP)  ## Leases and members with a real API server of Kubernetes; needs Go, builds it once (minutes)

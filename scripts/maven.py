@@ -4,6 +4,7 @@ changed, kept under ``build``.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -38,13 +39,16 @@ def _digest(paths: Sequence[Path]) -> str:
 
 
 def _once(folder: Path, make: Callable[[Path], None]) -> None:
-    """Let ``make(draft)`` fill the folder, unless it is there."""
-    if folder.exists():
-        return
-    draft = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
-    draft.mkdir(parents=True)
-    make(draft)
-    draft.rename(folder)
+    """Let ``make(draft)`` fill the folder, unless it is there. One process does it, others wait."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            draft = folder.with_name(f"{folder.name}.tmp")
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir()
+            make(draft)
+            draft.rename(folder)
 
 
 def _fetch(pom: Path, folder: Path) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from scripts.maven import JavaMissing
-from tests.compat.listing import COMPARED, rocketmq
+from tests.compat.listing import rocketmq
 from tests.compat.rocketmq import VERSIONS, RocketMq
 
 
@@ -14,8 +14,3 @@ def mq(request: pytest.FixtureRequest) -> RocketMq:
         return rocketmq(request.param)
     except JavaMissing as error:
         pytest.skip(str(error))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for what, number in COMPARED.items():
-        terminalreporter.write_line(f"compared with RocketMQ: {number:,} {what}")

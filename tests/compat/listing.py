@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from cometmq.format.indexfile import Sizes
 from cometmq.store.base import BaseStore
 from cometmq.store.writer import MessageStore, StoreOptions
 from tests.compat.rocketmq import Listing, RocketMq
+from tests.support.faults import tally
 from tests.support.stores.small_stores import find_by_key
 
 LOG_FILE_BYTES = 64 * 1024
@@ -27,7 +28,6 @@ OPTIONS = StoreOptions(
 QUERY_MAX = 64  # RocketMQ answers no more
 
 Queue = tuple[str, int]  # topic, queue id
-COMPARED: Counter[str] = Counter()  # for the sum at the end of a run
 
 
 class Unit(NamedTuple):
@@ -108,6 +108,11 @@ def _keys(units: dict[Queue, list[Unit]]) -> set[tuple[str, str]]:
 # --- comparing ------------------------------------------------------------------------------------
 
 
+def note_compared(what: str, number: int = 1) -> None:
+    """For the sum at the end of a run."""
+    tally.count(f"compared with RocketMQ: {what}", number)
+
+
 def assert_same(theirs: Listing, ours: Content, *, whole_index: bool = True) -> int:
     """Both read the same, to the byte; answers how many messages were compared. Without
     ``whole_index`` RocketMQ may find less by key.
@@ -125,8 +130,9 @@ def assert_same(theirs: Listing, ours: Content, *, whole_index: bool = True) -> 
         assert set(answer) <= set(ours.keys[key]), key
         assert not whole_index or answer == ours.keys[key], key
     assert ours.keys == _expected_keys(ours)
-    COMPARED.update(folders=1, messages=len(theirs.messages))
-    COMPARED["answers by key"] += len(theirs.queries)
+    note_compared("folders")
+    note_compared("messages", len(theirs.messages))
+    note_compared("answers by key", len(theirs.queries))
     return len(theirs.messages)
 
 

@@ -17,7 +17,7 @@ from cometmq.format import record, trace
 from cometmq.format.record import Record
 from cometmq.v1 import broker_pb2 as pb
 from scripts.maven import JavaMissing
-from tests.compat.listing import COMPARED, INDEX
+from tests.compat.listing import INDEX, note_compared
 from tests.compat.theirbroker import TheirBroker, now_ms, their_broker, their_class_path
 from tests.support.cluster.broker import BrokerClient, BrokerProcess
 from tests.support.waiting import PROCESSES_S, until_async
@@ -231,7 +231,7 @@ async def test_to_us_and_back(tmp_path: Path) -> None:
         assert await waiting(broker) == before - Counter({due["ours"]: 1})
         assert Counter(texts(await broker.read_queue("orders", 0))) == Counter(expected)
         await process.stop()
-    COMPARED["messages that waited or were delivered"] += len(due)
+    note_compared("messages that waited or were delivered", len(due))
 
 
 async def test_after_a_crash_of_ours_theirs_repeats_and_loses_nothing(tmp_path: Path) -> None:

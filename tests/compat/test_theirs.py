@@ -10,11 +10,11 @@ import pytest
 
 from cometmq.format import record
 from tests.compat.listing import (
-    COMPARED,
     QUEUE_FILE_BYTES,
     assert_same,
     content_of,
     content_of_folder,
+    note_compared,
     open_ours,
     rocketmq,
 )
@@ -37,7 +37,7 @@ def copy_to_read(mq: RocketMq, folder: Path, copy: Path) -> None:
     shutil.copytree(folder, copy)
     for file in empty_queue_files(copy) if mq.version == "v4" else ():
         file.unlink()
-        COMPARED["with empty files that 4.9 would not start with"] += 1
+        note_compared("folders with empty files that 4.9 would not start with")
 
 
 @pytest.mark.parametrize("halts", [False, True], ids=["stopped", "halted"])
