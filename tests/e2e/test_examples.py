@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
@@ -9,18 +10,24 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from cometmq.admin import ops
+from cometmq.admin.connection import Connection
+from cometmq.client import Message
+from cometmq.client.sync import Producer
+from cometmq.v1 import common_pb2
 from tests.support.cluster.processes import Processes
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_RUN_HERE = {"__init__", "stub_python"}  # test_stubs.py
 RUN_S_MAX = 60
+DUMPED = "Dumped"
 CREATED = re.compile(r"cometmq topic create (\w+)")
 
 # What each prints; lines in any order.
@@ -100,6 +107,11 @@ class Example:
     def cometmq(self, *words: str) -> list[str]:
         return ended(self._start("cometmq.admin", *words))
 
+    def send(self, messages: Iterable[Message]) -> None:
+        with Producer(self.namesrv) as producer:
+            for message in messages:
+                producer.send_and_wait(message)
+
     def committed(self, group: str) -> int:
         """Messages that the group is done with, in a topic that only it has read."""
         lines = self.cometmq("group", "progress", group, "--output", "json")
@@ -151,10 +163,16 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Example]:
             max_index_num=4_000,
         )
         processes.service("pullhold", "pullhold", namesrv=namesrv.address)
-        example = Example(namesrv.address, folder)
-        for topic in sorted(topics()):
-            example.cometmq("topic", "create", topic, "--queues", "4")
-        yield example
+        asyncio.run(create(namesrv.address, [*topics(), DUMPED]))
+        yield Example(namesrv.address, folder)
+
+
+async def create(namesrv: str, names: Sequence[str]) -> None:
+    async with Connection(namesrv) as connection:
+        writers = await connection.writers()
+        for name in names:
+            wanted = common_pb2.TopicConfig(name=name, read_queue_count=4, write_queue_count=4)
+            await ops.put_topic(connection, writers, wanted)
 
 
 def test_no_two_examples_share_a_topic() -> None:
@@ -205,8 +223,7 @@ def test_the_service_ends_with_its_work_committed(example: Example) -> None:
             assert service.stdout is not None
             assert service.stdout.readline() == "ready\n"
         orders = [f"order-{number}" for number in range(10)]
-        for order in orders:
-            example.cometmq("message", "send", "Orders", order)
+        example.send(Message("Orders", order.encode()) for order in orders)
         wait_until("all is committed", lambda: example.committed("OrderService") == len(orders))
     finally:
         for service in services:
@@ -218,10 +235,8 @@ def test_the_service_ends_with_its_work_committed(example: Example) -> None:
 
 
 def test_the_dump_has_every_message_once(example: Example) -> None:
-    example.cometmq("topic", "create", "Dumped", "--queues", "2")
     sent = [f"line {number}" for number in range(5)]
-    for line in sent:
-        example.cometmq("message", "send", "Dumped", line, "--tag", "a", "--key", "k")
-    rows = [json.loads(line) for line in example.run("dump", "Dumped")]
+    example.send(Message(DUMPED, line.encode(), tag="a", keys=("k",)) for line in sent)
+    rows = [json.loads(line) for line in example.run("dump", DUMPED)]
     assert sorted(base64.b64decode(row["body_base64"]).decode() for row in rows) == sent
     assert {(row["tag"], *row["keys"]) for row in rows} == {("a", "k")}
