@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 TEXT = {".cfg", ".json", ".md", ".proto", ".py", ".pyi", ".sh", ".toml", ".txt", ".yaml", ".yml"}
 TEXT |= {".c", ".h", ".mjs", ".tpl"}
 NOT_OURS = {".git", ".venv", ".tools", "build", "data", "node_modules", ".cometmq"}
-
-document = pytest.mark.parametrize(
-    "path", DOCUMENTS, ids=[p.relative_to(ROOT).as_posix() for p in DOCUMENTS]
-)
 
 
 def prose(path: Path) -> str:
@@ -30,55 +25,65 @@ def anchors(path: Path) -> set[str]:
     return {text.strip().replace(" ", "-") for text in plain}
 
 
-@document
-def test_links_lead_somewhere(path: Path) -> None:
-    broken = []
-    for target in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
-        if re.match(r"[a-z]+:", target):
-            continue  # the rest of the world is not ours to check
-        file, _, anchor = target.partition("#")
-        there = (path.parent / file).resolve() if file else path
-        if not there.exists() or (anchor and anchor not in anchors(there)):
-            broken.append(target)
-    assert not broken
+def wrong(find: Callable[[Path], Iterable[object]]) -> dict[str, list[object]]:
+    """By document, what ``find`` finds in it; documents without a finding are left out."""
+    found = {path.relative_to(ROOT).as_posix(): list(find(path)) for path in DOCUMENTS}
+    return {name: findings for name, findings in found.items() if findings}
+
+
+def test_links_lead_somewhere() -> None:
+    def broken(path: Path) -> Iterable[str]:
+        for target in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
+            if re.match(r"[a-z]+:", target):
+                continue  # the rest of the world is not ours to check
+            file, _, anchor = target.partition("#")
+            there = (path.parent / file).resolve() if file else path
+            if not there.exists() or (anchor and anchor not in anchors(there)):
+                yield target
+
+    assert not wrong(broken)
 
 
 CELL_WORDS_MAX = 40
 
 
-@document
-def test_no_table_cell_is_a_paragraph(path: Path) -> None:
-    rows = re.findall(r"^\|.*\|$", prose(path), flags=re.M)
-    cells = [cell for row in rows for cell in re.split(r"(?<!\\)\|", row)]
-    long = [cell for cell in cells if len(cell.split()) > CELL_WORDS_MAX]
-    assert not long
+def test_no_table_cell_is_a_paragraph() -> None:
+    def long(path: Path) -> Iterable[str]:
+        rows = re.findall(r"^\|.*\|$", prose(path), flags=re.M)
+        cells = [cell for row in rows for cell in re.split(r"(?<!\\)\|", row)]
+        return (cell for cell in cells if len(cell.split()) > CELL_WORDS_MAX)
+
+    assert not wrong(long)
 
 
-@document
-def test_paths_in_backticks_exist(path: Path) -> None:
+def test_paths_in_backticks_exist() -> None:
     """`cometmq/…`, `services/…`, `tests/…` and the like are files of this repository."""
     folders = "bench|cometmq|docs|examples|proto|scripts|services|tests"
-    named = set(re.findall(rf"`((?:{folders})/[\w./-]+)`", prose(path)))
-    assert not {found for found in named if not (ROOT / found).exists()}
+
+    def missing(path: Path) -> Iterable[str]:
+        named = set(re.findall(rf"`((?:{folders})/[\w./-]+)`", prose(path)))
+        return (found for found in named if not (ROOT / found).exists())
+
+    assert not wrong(missing)
 
 
-@document
-def test_tests_that_are_named_exist(path: Path) -> None:
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", path.read_text(encoding="utf-8"))
-    missing = [
-        (file, name)
-        for file, name in named
-        if not (ROOT / file).exists()
-        or not re.search(rf"^((async )?def |class )?{name}\b", (ROOT / file).read_text(), re.M)
-    ]
-    assert not missing
+def test_tests_that_are_named_exist() -> None:
+    def missing(path: Path) -> Iterable[tuple[str, str]]:
+        for file, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", path.read_text("utf-8")):
+            defined = rf"^((async )?def |class )?{name}\b"
+            if not (ROOT / file).exists() or not re.search(
+                defined, (ROOT / file).read_text("utf-8"), re.M
+            ):
+                yield file, name
+
+    assert not wrong(missing)
 
 
-@document
-def test_make_targets_in_documents_exist(path: Path) -> None:
+def test_make_targets_in_documents_exist() -> None:
     targets = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(), flags=re.M))
-    named = set(re.findall(r"`make ([a-z0-9-]+)", path.read_text(encoding="utf-8")))
-    assert named <= targets
+    assert not wrong(
+        lambda path: set(re.findall(r"`make ([a-z0-9-]+)", path.read_text("utf-8"))) - targets
+    )
 
 
 def test_a_decision_has_its_context_its_cost_and_its_gain_on_half_a_page() -> None:
