@@ -126,7 +126,7 @@ def test_a_volume_has_room_for_its_options(values: str, tmp_path: Path) -> None:
     assert "are small" not in notes(values)
 
 
-@pytest.mark.parametrize("gib", [2, 5, 8, 11, 12, 15, 16, 17])
+@pytest.mark.parametrize("gib", [2, 8, 15, 16])
 @pytest.mark.parametrize("options", [(), SMALLER], ids=["default files", "small files"])
 def test_a_volume_that_is_too_small_is_told(
     gib: int, options: tuple[str, ...], tmp_path: Path

@@ -142,70 +142,66 @@ NO_DIGITS = GOOD.replace(b"4102444800000", b"41024448000x0")
 LONGEST_MS = 3 * DAY_MS
 
 
-@pytest.mark.parametrize(
-    ("data", "segment", "error"),
-    [
-        (sent(TIMER_TOPIC, 0, GOOD), {"kind": TIMER}, DelayInvalid),  # too far away
-        (sent(TIMER_TOPIC, 0, NO_DIGITS), {"kind": TIMER}, DelayInvalid),
-        (sent(TIMER_TOPIC, 0, at(10**12 - 1)), {"kind": TIMER}, DelayInvalid),
-        (
-            sent(TIMER_TOPIC, 0, at(LONGEST_MS + 1)),
-            {"kind": TIMER, "timer_from_now": True},
-            DelayInvalid,
-        ),
-        (sent(TIMER_TOPIC, 0, GOOD), {"kind": TIMER, "delay_level": 3}, InvalidRequest),
-        (sent("T", 0, b""), {"timer_from_now": True}, InvalidRequest),
-        (sent("T", 0, GOOD), {}, PropertyReserved),
-        (sent("T", 0, GOOD), {"kind": TIMER}, BatchMalformed),
-        (sent(TIMER_TOPIC, 1, GOOD), {"kind": TIMER}, BatchMalformed),
-        (sent(TIMER_TOPIC, 0, at(FUTURE_MS, "U")), {"kind": TIMER}, PropertiesInvalid),
-        (sent(TIMER_TOPIC, 0, GOOD[:20]), {"kind": TIMER}, PropertiesInvalid),
-        (sent(TIMER_TOPIC, 0, b"a\x01b\x02"), {"kind": TIMER}, PropertiesInvalid),
-        (sent(TIMER_TOPIC, 0, GOOD), {"topic": TIMER_TOPIC}, NoPermission),
-        (
-            sent(TIMER_TOPIC, 0, at(FUTURE_MS, "%RETRY%G")),
-            {"topic": "%RETRY%G", "kind": TIMER},
-            NoPermission,
-        ),
-    ],
-)
-async def test_a_wrong_time_or_a_forged_kind_stores_nothing(
-    tmp_path: Path, data: bytes, segment: dict[str, Any], error: type[CometError]
-) -> None:
+WRONG_SEGMENTS: list[tuple[bytes, dict[str, Any], type[CometError]]] = [
+    (sent(TIMER_TOPIC, 0, GOOD), {"kind": TIMER}, DelayInvalid),  # too far away
+    (sent(TIMER_TOPIC, 0, NO_DIGITS), {"kind": TIMER}, DelayInvalid),
+    (sent(TIMER_TOPIC, 0, at(10**12 - 1)), {"kind": TIMER}, DelayInvalid),
+    (
+        sent(TIMER_TOPIC, 0, at(LONGEST_MS + 1)),
+        {"kind": TIMER, "timer_from_now": True},
+        DelayInvalid,
+    ),
+    (sent(TIMER_TOPIC, 0, GOOD), {"kind": TIMER, "delay_level": 3}, InvalidRequest),
+    (sent("T", 0, b""), {"timer_from_now": True}, InvalidRequest),
+    (sent("T", 0, GOOD), {}, PropertyReserved),
+    (sent("T", 0, GOOD), {"kind": TIMER}, BatchMalformed),
+    (sent(TIMER_TOPIC, 1, GOOD), {"kind": TIMER}, BatchMalformed),
+    (sent(TIMER_TOPIC, 0, at(FUTURE_MS, "U")), {"kind": TIMER}, PropertiesInvalid),
+    (sent(TIMER_TOPIC, 0, GOOD[:20]), {"kind": TIMER}, PropertiesInvalid),
+    (sent(TIMER_TOPIC, 0, b"a\x01b\x02"), {"kind": TIMER}, PropertiesInvalid),
+    (sent(TIMER_TOPIC, 0, GOOD), {"topic": TIMER_TOPIC}, NoPermission),
+    (
+        sent(TIMER_TOPIC, 0, at(FUTURE_MS, "%RETRY%G")),
+        {"topic": "%RETRY%G", "kind": TIMER},
+        NoPermission,
+    ),
+]
+
+
+async def test_a_wrong_time_or_a_forged_kind_stores_nothing(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as broker:
         await broker.put_topic("T", 1)
         lane = await broker.lane()
         good = pb.Segment(topic="T", queue_id=0, count=1, kind=TIMER, timer_from_now=True)
         result = await lane.exchange(sent(TIMER_TOPIC, 0, at(LONGEST_MS)), [good])
         assert not result.HasField("error")
-        wrong = pb.Segment(**{"topic": "T", "queue_id": 0, "count": 1, **segment})
-        assert isinstance(await lane.refused(data, [wrong]), error)
+        for data, segment, error in WRONG_SEGMENTS:
+            wrong = pb.Segment(**{"topic": "T", "queue_id": 0, "count": 1, **segment})
+            assert isinstance(await lane.refused(data, [wrong]), error), (data, segment)
         assert (await broker.status(TIMER_TOPIC, 0)).appended_offset == 1
 
 
-@pytest.mark.parametrize(
-    ("fields", "error"),
-    [
-        ({"delay_ms": -1}, DelayInvalid),
-        ({"delay_ms": 3 * DAY_MS + 1}, DelayInvalid),
-        ({"delay_ms": 41 * DAY_MS}, DelayInvalid),
-        ({"deliver_at_ms": -1}, DelayInvalid),
-        ({"deliver_at_ms": 1_700_000_000}, DelayInvalid),  # seconds
-        ({"deliver_at_ms": FUTURE_MS}, DelayInvalid),
-        ({"deliver_at_ms": 253_402_300_800_000}, DelayInvalid),  # in the year 10000
-        ({"delay_ms": 5, "delay_level": 1}, InvalidRequest),
-        ({"delay_ms": 5, "deliver_at_ms": FUTURE_MS}, InvalidRequest),
-    ],
-)
-async def test_a_stub_is_told_of_a_time_that_is_none(
-    tmp_path: Path, fields: dict[str, int], error: type[CometError]
-) -> None:
+WRONG_TIMES: list[tuple[dict[str, int], type[CometError]]] = [
+    ({"delay_ms": -1}, DelayInvalid),
+    ({"delay_ms": 3 * DAY_MS + 1}, DelayInvalid),
+    ({"delay_ms": 41 * DAY_MS}, DelayInvalid),
+    ({"deliver_at_ms": -1}, DelayInvalid),
+    ({"deliver_at_ms": 1_700_000_000}, DelayInvalid),  # seconds
+    ({"deliver_at_ms": FUTURE_MS}, DelayInvalid),
+    ({"deliver_at_ms": 253_402_300_800_000}, DelayInvalid),  # in the year 10000
+    ({"delay_ms": 5, "delay_level": 1}, InvalidRequest),
+    ({"delay_ms": 5, "deliver_at_ms": FUTURE_MS}, InvalidRequest),
+]
+
+
+async def test_a_stub_is_told_of_a_time_that_is_none(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as broker:
         await broker.put_topic("T", 1)
-        request = pb.SendRequest(messages=[outgoing(b"good"), outgoing(b"x", **fields)])
-        refused = await refusal(broker.stub.Send(request))
-        assert isinstance(refused, error)
-        assert refused.segment == 1
+        for fields, error in WRONG_TIMES:
+            request = pb.SendRequest(messages=[outgoing(b"good"), outgoing(b"x", **fields)])
+            refused = await refusal(broker.stub.Send(request))
+            assert isinstance(refused, error), fields
+            assert refused.segment == 1, fields
         assert (await broker.status("T", 0)).appended_offset == 0
 
 

@@ -233,45 +233,42 @@ def sent(topic: str, queue_id: int, raw: bytes) -> bytes:
     return encoded(topic, queue_id, b"x", properties=raw)
 
 
-@pytest.mark.parametrize(
-    ("data", "segment", "error"),
-    [
-        (sent(HALF_TOPIC, 0, PREFIX), {"kind": HALF}, GroupNameInvalid),
-        (
-            sent(HALF_TOPIC, 0, PREFIX),
-            {"kind": HALF, "producer_group": "P", "delay_level": 3},
-            InvalidRequest,
-        ),
-        (
-            sent(HALF_TOPIC, 0, PREFIX),
-            {"kind": HALF, "producer_group": "P", "no_wait_store": True},
-            InvalidRequest,
-        ),
-        (
-            sent(HALF_TOPIC, 0, PREFIX),
-            {"kind": HALF, "producer_group": "P", "check_immunity_s": 3_601},
-            InvalidRequest,
-        ),
-        (
-            sent(HALF_TOPIC, 0, PREFIX),
-            {"kind": HALF, "producer_group": "P", "check_immunity_s": 9},
-            PropertiesInvalid,
-        ),
-        (sent(HALF_TOPIC, 0, PREFIX), {"kind": HALF, "producer_group": "Q"}, PropertiesInvalid),
-        (sent("T", 0, PREFIX), {"kind": HALF, "producer_group": "P"}, BatchMalformed),
-        (sent("T", 0, PREFIX), {}, PropertyReserved),
-        (sent("T", 0, b""), {"producer_group": "P"}, InvalidRequest),
-        (
-            sent(HALF_TOPIC, 0, PREFIX),
-            {"topic": "Normal", "kind": HALF, "producer_group": "P"},
-            MessageTypeMismatch,
-        ),
-        (sent(HALF_TOPIC, 0, PREFIX), {"topic": HALF_TOPIC}, NoPermission),
-    ],
-)
-async def test_halves_that_are_none_are_refused(
-    tmp_path: Path, data: bytes, segment: dict[str, Any], error: type[CometError]
-) -> None:
+NO_HALVES: list[tuple[bytes, dict[str, Any], type[CometError]]] = [
+    (sent(HALF_TOPIC, 0, PREFIX), {"kind": HALF}, GroupNameInvalid),
+    (
+        sent(HALF_TOPIC, 0, PREFIX),
+        {"kind": HALF, "producer_group": "P", "delay_level": 3},
+        InvalidRequest,
+    ),
+    (
+        sent(HALF_TOPIC, 0, PREFIX),
+        {"kind": HALF, "producer_group": "P", "no_wait_store": True},
+        InvalidRequest,
+    ),
+    (
+        sent(HALF_TOPIC, 0, PREFIX),
+        {"kind": HALF, "producer_group": "P", "check_immunity_s": 3_601},
+        InvalidRequest,
+    ),
+    (
+        sent(HALF_TOPIC, 0, PREFIX),
+        {"kind": HALF, "producer_group": "P", "check_immunity_s": 9},
+        PropertiesInvalid,
+    ),
+    (sent(HALF_TOPIC, 0, PREFIX), {"kind": HALF, "producer_group": "Q"}, PropertiesInvalid),
+    (sent("T", 0, PREFIX), {"kind": HALF, "producer_group": "P"}, BatchMalformed),
+    (sent("T", 0, PREFIX), {}, PropertyReserved),
+    (sent("T", 0, b""), {"producer_group": "P"}, InvalidRequest),
+    (
+        sent(HALF_TOPIC, 0, PREFIX),
+        {"topic": "Normal", "kind": HALF, "producer_group": "P"},
+        MessageTypeMismatch,
+    ),
+    (sent(HALF_TOPIC, 0, PREFIX), {"topic": HALF_TOPIC}, NoPermission),
+]
+
+
+async def test_halves_that_are_none_are_refused(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as broker:
         await broker.put_topic("T", 1)
         normal = common.TopicConfig(
@@ -282,9 +279,9 @@ async def test_halves_that_are_none_are_refused(
         )
         await broker.admin.PutTopic(pb.PutTopicRequest(topic=normal))
         lane = await broker.lane()
-        one = pb.Segment(**{"topic": "T", "queue_id": 0, "count": 1, **segment})
-        result = await lane.exchange(data, [one])
-        assert from_proto(result.error).__class__ is error, result.error
+        for data, segment, error in NO_HALVES:
+            one = pb.Segment(**{"topic": "T", "queue_id": 0, "count": 1, **segment})
+            assert type(await lane.refused(data, [one])) is error, segment
         assert not (await broker.bodies("T", 0))
 
 

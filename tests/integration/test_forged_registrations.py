@@ -125,19 +125,19 @@ async def test_a_lone_broker_serves_on_whatever_a_name_server_says(tmp_path: Pat
             await broker.client.send("orders", 0, b"x")
 
 
-@pytest.mark.parametrize("epoch", [1_002, 1 << 30, (1 << 30) + 1, 2**62, 2**63 - 1, 2**64 - 1])
-async def test_an_epoch_that_no_group_has_is_refused(tmp_path: Path, epoch: int) -> None:
+async def test_an_epoch_that_no_group_has_is_refused(tmp_path: Path) -> None:
     async with (
         running_namesrv(tmp_path) as namesrv,
         stranger_at(namesrv) as stranger,
         running_broker(tmp_path, namesrv=(namesrv,), **PERIOD) as broker,
     ):
         await stranger.become([(0, 1)])
-        refused = await refusal(stranger.stub.RegisterMember(forged(epoch)))
-        assert isinstance(refused, InvalidRequest)
-        refused = await refusal(stranger.stub.UnregisterMember(unregistration(0, epoch)))
-        assert isinstance(refused, InvalidRequest | StaleEpoch)
-        assert await stranger.members() == [(0, 1)]
+        for epoch in (1_002, 1 << 30, (1 << 30) + 1, 2**62, 2**63 - 1, 2**64 - 1):
+            refused = await refusal(stranger.stub.RegisterMember(forged(epoch)))
+            assert isinstance(refused, InvalidRequest), epoch
+            refused = await refusal(stranger.stub.UnregisterMember(unregistration(0, epoch)))
+            assert isinstance(refused, InvalidRequest | StaleEpoch), epoch
+            assert await stranger.members() == [(0, 1)], epoch
         await broker.put_topic("T", 1)
 
 
