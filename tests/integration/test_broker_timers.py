@@ -22,8 +22,10 @@ from cometmq.errors import (
     NoPermission,
     PropertiesInvalid,
     PropertyReserved,
+    StoreDamaged,
 )
 from cometmq.format import timers
+from cometmq.format.queueunit import UNIT_BYTES
 from cometmq.format.timers import TIMER_TOPIC
 from cometmq.rpc.interceptors import from_proto
 from cometmq.v1 import broker_pb2 as pb
@@ -203,6 +205,31 @@ async def test_a_stub_is_told_of_a_time_that_is_none(tmp_path: Path) -> None:
             assert isinstance(refused, error), fields
             assert refused.segment == 1, fields
         assert (await broker.status("T", 0)).appended_offset == 0
+
+
+@pytest.mark.parametrize(
+    ("folder", "delay"),
+    [("rmq_sys_wheel_timer/0", {"delay_ms": 5_000}), ("SCHEDULE_TOPIC_XXXX/1", {"delay_level": 2})],
+)
+async def test_a_hole_in_a_queue_of_what_waits_is_mended_by_the_next_start(
+    tmp_path: Path, folder: str, delay: dict[str, int]
+) -> None:
+    """No message is passed over; nor is the hole read again and again."""
+    async with running_broker(tmp_path) as broker:
+        await broker.put_topic("T", 1)
+        messages = [outgoing(b"%d" % n, **delay) for n in range(100)]
+        await broker.stub.Send(pb.SendRequest(messages=messages))
+    file = sorted((tmp_path / "store" / "consumequeue" / folder).iterdir())[2]
+    with file.open("r+b") as opened:
+        opened.seek(5 * UNIT_BYTES)
+        opened.write(bytes(8 * UNIT_BYTES))
+    with pytest.raises(ExceptionGroup) as ended:
+        async with running_broker(tmp_path), asyncio.timeout(60):
+            await asyncio.Event().wait()
+    assert ended.group_contains(StoreDamaged)
+    async with running_broker(tmp_path) as broker:
+        await has(broker, 100)
+        assert sorted(await broker.bodies("T", 0)) == sorted(b"%d" % n for n in range(100))
 
 
 async def test_types_of_topics_and_longer_limits(tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ class TimerService:
         self.time = time
         self._is_loaded = False
         self._trusts_files = True  # False: one was damaged, and would be met again
+        self._queue_damage: StoreDamaged | None = None  # that was met last: no index helps
         self._one_at_a_time = asyncio.Lock()  # turns, and others that change the index
         self._roll_at_s = 0.0
         self._thread = named_threads("timers")
@@ -97,7 +98,9 @@ class TimerService:
         )
 
     async def run(self) -> None:
-        """Deliver until cancelled. StoreFailed."""
+        """Deliver until cancelled. StoreFailed; StoreDamaged: the timer queue is, which the next
+        start makes again from the log.
+        """
         moved = asyncio.Event()
         with self._storage.moved.subscribed(moved):
             async with asyncio.TaskGroup() as tasks:
@@ -112,6 +115,8 @@ class TimerService:
                         await asyncio.sleep(RETRY_S)
                         continue
                     except StoreDamaged as error:
+                        if error is self._queue_damage:
+                            raise
                         self._forget_index(error)
                         wait_s = 0.0
                     if wait_s is None:
@@ -327,7 +332,11 @@ class TimerService:
             self._metrics.timers_out.labels("lost").inc(lost)
 
     async def _units(self, offset: int, count: int) -> bytes:
-        return await read_units(self._storage.store, TIMER_QUEUE, offset, count)
+        try:
+            return await read_units(self._storage.store, TIMER_QUEUE, offset, count)
+        except StoreDamaged as error:
+            self._queue_damage = error
+            raise
 
     async def _entries(self, units: bytes, first: int) -> bytes:
         """Sorted. Units that Apache RocketMQ wrote do not say when their messages are due."""
