@@ -105,13 +105,18 @@ async def find(connection: Connection, place: Place, *, is_given_up: bool) -> Me
 
 
 async def resume(connection: Connection, places: Sequence[Place]) -> HalvesChangedView:
-    """Have given-up halves checked again. Raises the first refusal that is not AlreadyResent."""
+    """Have given-up halves checked again. Raises the first refusal that is not AlreadyResent;
+    TransactionNotFound: a broker group has none.
+    """
 
     async def ask(member: namesrv_pb2.Member, offsets: list[int]) -> Results:
         request = broker_pb2.ResumeChecksRequest(offsets=offsets)
         method = connection.admin(member).ResumeChecks
         address = member.internal_address
-        return (await call(address, method, request, deadline_s=CHANGE_DEADLINE_S)).results
+        try:
+            return (await call(address, method, request, deadline_s=CHANGE_DEADLINE_S)).results
+        except TopicNotFound as error:  # nobody is to create their topic
+            raise TransactionNotFound(error.message) from None
 
     return await _each(connection, places, ask)
 

@@ -17,7 +17,6 @@ from cometmq.errors import (
     InvalidRequest,
     LimitExceeded,
     OffsetInvalid,
-    TopicNotFound,
     TransactionNotFound,
 )
 from cometmq.format.halves import GIVEN_UP_TOPIC
@@ -119,7 +118,7 @@ async def test_given_up_halves_are_resumed_once(tmp_path: Path) -> None:
     ):
         await broker.put_topic("T", 1)
         assert await given_up(connection) == []
-        with pytest.raises(TopicNotFound):
+        with pytest.raises(TransactionNotFound, match="no half message was given up"):
             await transactions.resume(connection, [("g1", 0)])
         await send(broker, "P", b"a", b"b")
         call = await _joined(broker)
