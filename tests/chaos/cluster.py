@@ -273,9 +273,10 @@ class Cluster:
             await self._quiet_later(self.later)
 
     async def _quiet_later(self, clients: Later) -> None:
-        """No new transactions; when all have ended, no new messages; when all are received, the
-        end.
+        """No more questions; no new transactions; when all have ended, no new messages; when all
+        are received, the end.
         """
+        await self.finish(clients.operator)
         for decider in clients.deciders:
             decider.tell()
         await self.until("all transactions end", partial(all_have_ended, self.connection), QUIET_S)

@@ -13,7 +13,7 @@ from cometmq.admin.transactions import open_halves
 from cometmq.errors import CometError
 from tests.chaos.machines import AnyNetwork, Clients
 from tests.chaos.receivers import GROUP as RECEIVERS
-from tests.chaos.topics import DUE, LATER_TOPICS, RECEIVED, SETTLED, queues_of
+from tests.chaos.topics import DUE, RECEIVED, SETTLED, queues_of
 from tests.support.cluster.broker import BrokerClient
 from tests.support.faults.checkers import Held
 from tests.support.faults.delivery_checkers import Ends
@@ -31,9 +31,10 @@ class Later:
         self.timed = machine("t0", "timed")
         self.deciders = [machine(f"d{number}", "deciders") for number in range(DECIDERS)]
         self.receivers = [machine(f"r{number}", "receivers") for number in range(RECEIVERS_COUNT)]
+        self.operator = machine("o0", "operator")
 
     def machines(self) -> list[Clients]:
-        return [self.timed, *self.deciders, *self.receivers]
+        return [self.operator, self.timed, *self.deciders, *self.receivers]
 
     def start(self, namesrv: str) -> None:
         for machine in reversed(self.machines()):
@@ -66,7 +67,7 @@ async def read_ends(client: BrokerClient) -> Ends:
     queues: dict[Queue, Held] = {}
     stored_ms: dict[str, list[int]] = defaultdict(list)
     shown: Counter[str] = Counter()
-    for queue in queues_of(LATER_TOPICS):
+    for queue in queues_of([DUE, SETTLED, RECEIVED]):
         records = await client.read_queue(*queue)
         names = [found.body.partition(b" ")[0].decode() for found in records]
         queues[queue] = Held(0, names)

@@ -19,13 +19,13 @@ from cometmq.admin import brokers
 from cometmq.messaging.retry import dlq_topic
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
-from tests.chaos import consumers, single
+from tests.chaos import asked, consumers, single
 from tests.chaos.cluster import HEALED_S, Cluster, end_of
 from tests.chaos.consumers import ORDERED, RETRIED
 from tests.chaos.later import HISTORY, read_ends
 from tests.chaos.listing import Fault
 from tests.chaos.machines import Member
-from tests.chaos.topics import LATER_TOPICS, TOPICS, config_of, queues_of
+from tests.chaos.topics import ASKED, LATER_TOPICS, TOPICS, config_of, queues_of
 from tests.chaos.workload import EAGER
 from tests.support.cluster.broker import BrokerClient
 from tests.support.faults.checkers import (
@@ -48,6 +48,7 @@ from tests.support.faults.extremes import (
 )
 from tests.support.faults.group_checkers import Group, judge_group
 from tests.support.faults.history import Disturbance, History, Outcome, Queue
+from tests.support.faults.question_checkers import judge_questions
 from tests.support.independent.files import Row, read_epochs
 
 SETTLE_S = 1.0  # between two faults
@@ -123,6 +124,9 @@ async def _make_topics(cluster: Cluster) -> None:
     try:
         for topic in (*TOPICS, *(LATER_TOPICS if cluster.has_later else ())):
             await client.admin.PutTopic(pb.PutTopicRequest(topic=config_of(topic)))
+        if cluster.has_later:
+            sent = await client.send(ASKED, 0, *(name.encode() for name in asked.MESSAGES))
+            assert sent.status == pb.SEND_STATUS_SEND_OK, sent
     finally:
         await client.close()
 
@@ -224,9 +228,10 @@ async def _judge_later(directory: Path, cluster: Cluster, verdict: Verdict) -> N
         ends = await read_ends(client)
     finally:
         await client.close()
-    found = judge_deliveries(_deliveries(directory), ends)
-    verdict.broken += found.broken
-    verdict.counts.update(found.counts)
+    history = _deliveries(directory)
+    for found in (judge_deliveries(history, ends), judge_questions(history, asked.VERDICTS)):
+        verdict.broken += found.broken
+        verdict.counts.update(found.counts)
 
 
 def _deliveries(directory: Path) -> DeliveryHistory:

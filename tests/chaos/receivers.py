@@ -3,7 +3,7 @@
 
 By the message's number its work is fast, or longer than the message's time with or without a longer
 time asked for, or the message is forgotten at its first delivery. A line on its standard input ends
-it.
+it. Beside it is a member of the group that operators ask (:mod:`tests.chaos.asked`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import time
 
 from cometmq.client import ConsumeFrom, ReceivedMessage, SimpleConsumer, SimpleConsumerOptions
 from cometmq.errors import CometError, HandleInvalid
-from tests.chaos.topics import RECEIVED
+from tests.chaos.asked import member
+from tests.chaos.topics import ASKED, RECEIVED
 from tests.chaos.workload import RETRY_S, name_of, run_delivery_client, until_told
 from tests.support.faults.delivery_history import DeliveryRecorder, Place
 
@@ -91,8 +92,13 @@ class Receiver:
 
 async def play(name: str, recorder: DeliveryRecorder, namesrv: str) -> None:
     options = SimpleConsumerOptions(consume_from=ConsumeFrom.FIRST)
-    async with SimpleConsumer(namesrv, GROUP, options=options) as consumer:
+    async with (
+        SimpleConsumer(namesrv, GROUP, options=options) as consumer,
+        member(namesrv, name, recorder) as asked,
+    ):
         await consumer.subscribe(RECEIVED)
+        asked.suspend()
+        await asked.subscribe(ASKED)
         receiving = asyncio.create_task(Receiver(name, consumer, recorder).receive())
         await until_told()
         receiving.cancel()

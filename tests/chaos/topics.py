@@ -35,6 +35,7 @@ QUEUES = 2  # a topic
 FLEETING = "fleeting"  # may be deleted and made anew in a run
 # Of messages that come later: with a time of their own, committed, received for a time.
 DUE, SETTLED, RECEIVED = "due", "settled", "received"
+ASKED = "asked"  # of messages that operators let clients consume
 
 TOPICS = {
     "loose": Mode(synced=False, copies=ASYNC),
@@ -45,7 +46,7 @@ TOPICS = {
     FLEETING: Mode(synced=True, copies=FLUSHED),
 }
 # These keep what was acknowledged, whatever happens.
-LATER_TOPICS = dict.fromkeys((DUE, SETTLED, RECEIVED), Mode(synced=True, copies=FLUSHED))
+LATER_TOPICS = dict.fromkeys((DUE, SETTLED, RECEIVED, ASKED), Mode(synced=True, copies=FLUSHED))
 
 
 def queues_of(topics: Iterable[str]) -> list[tuple[str, int]]:

@@ -1,5 +1,6 @@
 """What clients did with messages that come later: those with a time of their own, half messages of
-transactions, and messages that a receiver has for a time (POP). A history with more kinds of lines.
+transactions, and messages that a receiver has for a time (POP); and what operators ask clients. A
+history with more kinds of lines.
 """
 
 from __future__ import annotations
@@ -66,14 +67,34 @@ class Given:
     refusal: str = ""
 
 
+@dataclass(slots=True)
+class Question:
+    """An operator asked a client what it does, or to consume a message. ``answer``: the name of the
+    client that described itself, or the verdict of its listener. ``refusal``: the error's name;
+    ``is_allowed``: a fault may have caused it.
+    """
+
+    client: str
+    message: str  # empty: none
+    asked_s: float
+    ended_s: float = inf
+    answer: str | None = None
+    refusal: str = ""
+    is_allowed: bool = False
+
+
 @dataclass
 class DeliveryHistory(History):
-    """``checks``: when members of the group answered about a half, by its message."""
+    """``checks``: when members of the group answered about a half, by its message. ``consumed``:
+    when listeners were called because of a question, by client and message.
+    """
 
     timed: dict[str, Timed] = field(default_factory=dict)
     halves: dict[str, Half] = field(default_factory=dict)
     checks: dict[str, list[float]] = field(default_factory=dict)
     given: dict[str, Given] = field(default_factory=dict)
+    questions: dict[str, Question] = field(default_factory=dict)
+    consumed: dict[tuple[str, str], list[float]] = field(default_factory=dict)
 
     def _add_timed(self, at_s: float, message: str, due_ms: int, due_s: float) -> None:
         assert message not in self.timed, f"{message} was sent twice"
@@ -120,6 +141,19 @@ class DeliveryHistory(History):
         else:
             self.given[call].acked_s = at_s
 
+    def _add_asked(self, at_s: float, question: str, client: str, message: str) -> None:
+        self.questions[question] = Question(client, message, at_s)
+
+    def _add_answered(self, at_s: float, question: str, answer: str) -> None:
+        self.questions[question].ended_s, self.questions[question].answer = at_s, answer
+
+    def _add_unanswered(self, at_s: float, question: str, refusal: str, is_allowed: bool) -> None:
+        one = self.questions[question]
+        one.ended_s, one.refusal, one.is_allowed = at_s, refusal, is_allowed
+
+    def _add_consumed(self, at_s: float, client: str, message: str) -> None:
+        self.consumed.setdefault((client, message), []).append(at_s)
+
 
 class DeliveryRecorder(Recorder):
     def timed(self, message: str, due_ms: int, due_s: float) -> None:
@@ -163,3 +197,18 @@ class DeliveryRecorder(Recorder):
     def acked(self, call: str, refusal: str = "") -> None:
         """``refusal``: the error's name; empty: it is done."""
         self._write("acked", call, refusal)
+
+    def asked(self, question: str, client: str, message: str) -> None:
+        """``question``: its name, which no other has. ``message``: to be consumed; empty: none."""
+        self._write("asked", question, client, message)
+
+    def answered(self, question: str, answer: str) -> None:
+        self._write("answered", question, answer)
+
+    def unanswered(self, question: str, refusal: str, *, is_allowed: bool) -> None:
+        """``refusal``: the error's name."""
+        self._write("unanswered", question, refusal, is_allowed)
+
+    def consumed(self, client: str, message: str) -> None:
+        """The listener was called, which only a question can cause."""
+        self._write("consumed", client, message)
