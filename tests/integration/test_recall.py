@@ -72,7 +72,7 @@ async def test_a_crash_brings_no_recalled_message_back(
 ) -> None:
     async with running_broker(tmp_path) as broker:
         await broker.put_topic("T", 1)
-        messages = [outgoing(b"%d" % n, delay_ms=1_500) for n in range(100)]
+        messages = [outgoing(b"%d" % n, delay_ms=3_000) for n in range(100)]
         sent = (await broker.stub.Send(pb.SendRequest(messages=messages))).sent
         handles = [one.recall_handle for one in sent]
         assert await recalled(broker, *handles[:50]) == [True] * 50
