@@ -32,7 +32,7 @@ from services.broker.pop.groups import PopGroups, Turn
 from services.broker.pop.receive import ReceiveAsk, ReceiveService, Wanted
 from services.broker.retry.retries import RetryService
 from services.broker.transactions.checks import Check, CheckStream, TransactionChecks
-from services.broker.transactions.earlier import EarlierEnds
+from services.broker.transactions.earlier_ends import EarlierEnds
 from services.broker.transactions.ends import TransactionService
 from services.broker.transactions.names import End, HalfName
 from tests.sim.disk import Record

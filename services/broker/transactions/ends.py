@@ -23,12 +23,12 @@ from cometmq.messaging.half_runs import EndedHalf, EndedRun
 from cometmq.messaging.transaction_checks import CheckBoard
 from cometmq.messaging.transactions import CheckRules, Resolution
 from cometmq.store.log.commitlog import Span
-from services.broker.transactions.closing import HalfCloser, Made
-from services.broker.transactions.earlier import EarlierEnds
+from services.broker.transactions.destinations import Destinations
+from services.broker.transactions.earlier_ends import EarlierEnds
 from services.broker.transactions.giving_up import SLICE_MAX, GivingUp
-from services.broker.transactions.goals import Goals
+from services.broker.transactions.half_closer import HalfCloser, Made
+from services.broker.transactions.joint_ends import JointEnds, JointlyEnded
 from services.broker.transactions.names import End, EndRun, HalfName, check_owner, not_found
-from services.broker.transactions.together import JointEnds, JointlyEnded
 
 ENDS_MAX = 1_024  # of a call
 TOGETHER_MIN = 64  # halves of a run that get an append of their own
@@ -76,10 +76,10 @@ class TransactionService:
         self.table = keeper.state.halves
         self.board = CheckBoard(self.table, rules)
         self.earlier = EarlierEnds(storage, keeper, finder)
-        self._goals = Goals(keeper)
+        self._destinations = Destinations(keeper)
         self._closer = HalfCloser(self.table, self.board, relays, metrics, clock)
         store, bytes_max = storage.store, self.slice_bytes_max
-        self._together = JointEnds(store, self._closer, self._goals, bytes_max)
+        self._together = JointEnds(store, self._closer, self._destinations, bytes_max)
         self.giving_up = GivingUp(store, keeper, self._closer, metrics, bytes_max)
 
     async def end_runs(self, group: str, runs: Sequence[EndRun]) -> list[list[Outcome]]:
@@ -211,7 +211,7 @@ class TransactionService:
             relayed = relay(
                 found,
                 its.topic,
-                self._goals.queue_of(its.topic, its.queue_id, name.half_offset),
+                self._destinations.queue_of(its.topic, its.queue_id, name.half_offset),
                 self._closer.host,
                 transaction_flags=halves.SYS_FLAG_COMMITTED,
             )

@@ -14,7 +14,7 @@ from cometmq.member.state.keeper import StateKeeper
 from cometmq.store.base import BaseStore
 from cometmq.store.log.commitlog import Span
 from cometmq.telemetry import fields, logger
-from services.broker.transactions.closing import HalfCloser, Made
+from services.broker.transactions.half_closer import HalfCloser, Made
 
 log = logger(__name__)
 

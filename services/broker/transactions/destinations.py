@@ -10,7 +10,7 @@ from cometmq.member.state.keeper import StateKeeper
 from cometmq.model import QueueKey
 
 
-class Goal(NamedTuple):
+class Destination(NamedTuple):
     """Where halves with one target go. ``queue`` None: nowhere, and those below ``old_end``
     neither.
     """
@@ -24,7 +24,7 @@ class Goal(NamedTuple):
         return self.queue is not None and half_offset >= self.old_end
 
 
-class Goals:
+class Destinations:
     """Of one writer."""
 
     def __init__(self, keeper: StateKeeper) -> None:
@@ -46,14 +46,14 @@ class Goals:
             raise NoPermission(f"topic {topic} has no queue")
         return delivery_queue_id
 
-    def of_text(self, text: bytes) -> Goal:
+    def of_text(self, text: bytes) -> Destination:
         """``text``: as :mod:`cometmq.format.relay_run` finds it."""
         topic, queue_id = halves.target_of_text(text)
         try:
             queue = topic, self.queue_of(topic, queue_id)
         except CometError:  # raised again where each half is looked at
-            return Goal(topic, None, 0)
-        return Goal(topic, queue, self._old_end(topic))
+            return Destination(topic, None, 0)
+        return Destination(topic, queue, self._old_end(topic))
 
     def _old_end(self, topic: str) -> int:
         return self._keeper.state.halves.dropped.get(topic, 0)

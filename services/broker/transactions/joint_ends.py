@@ -19,8 +19,8 @@ from cometmq.messaging.transactions import Resolution
 from cometmq.model import QueueKey
 from cometmq.store.base import BaseStore
 from cometmq.store.log.commitlog import Span
-from services.broker.transactions.closing import Closed, HalfCloser
-from services.broker.transactions.goals import Goal, Goals
+from services.broker.transactions.destinations import Destination, Destinations
+from services.broker.transactions.half_closer import Closed, HalfCloser
 from services.broker.transactions.names import End, EndRun
 
 COUNT_MAX = 1_024  # appended at once, so that a producer hardly waits
@@ -43,12 +43,12 @@ class _Columns(NamedTuple):
 
 
 class _Chosen(NamedTuple):
-    """Halves that end together. ``goals``: of the texts of the targets."""
+    """Halves that end together. ``destinations``: of the texts of the targets."""
 
     columns: _Columns
     are_commits: list[bool]
     targets: HalfTargets
-    goals: list[Goal]
+    destinations: list[Destination]
     relays: RelayRun
 
 
@@ -68,11 +68,13 @@ class JointlyEnded(NamedTuple, Generic[E]):
 class JointEnds:
     """Belongs to the event loop. ``bytes_max``: of records that are appended at once."""
 
-    def __init__(self, store: BaseStore, closer: HalfCloser, goals: Goals, bytes_max: int) -> None:
+    def __init__(
+        self, store: BaseStore, closer: HalfCloser, destinations: Destinations, bytes_max: int
+    ) -> None:
         self._store = store
         self._table = closer.table
         self._closer = closer
-        self._goals = goals
+        self._destinations = destinations
         self._bytes_max = bytes_max
 
     # --- halves that were stored together ---------------------------------------------------------
@@ -100,7 +102,7 @@ class JointEnds:
 
     async def _relays_of(
         self, run: HalfRun, piece: range, wanted: EndRun
-    ) -> tuple[RelayRun, Goal] | None:
+    ) -> tuple[RelayRun, Destination] | None:
         """What is to be made of halves; None: they need a look at each."""
         start = run.at(piece.start)[0]
         found = await read_joined(self._store, [(start, run.end_of(piece[-1]) - start)])
@@ -111,16 +113,18 @@ class JointEnds:
         text, places = half_run(sources, first.transaction_id)
         if len(places) < len(piece) or not self._table.are_open(piece):
             return None  # others, or one has ended meanwhile
-        goal = self._goals.of_text(text)
+        destination = self._destinations.of_text(text)
         if wanted.resolution is Resolution.ROLLBACK:
-            return RelayRun(b"", array("I"), array("I"), ()), goal
-        if goal.queue is None or not goal.takes(piece.start):
+            return RelayRun(b"", array("I"), array("I"), ()), destination
+        if destination.queue is None or not destination.takes(piece.start):
             return None
         chosen = array("I", bytes(places.itemsize * len(places)))
-        return RelayRun(sources, places, chosen, (goal.queue,), halves.SYS_FLAG_COMMITTED), goal
+        return RelayRun(
+            sources, places, chosen, (destination.queue,), halves.SYS_FLAG_COMMITTED
+        ), destination
 
     def _append_run(
-        self, run: HalfRun, piece: range, relays: RelayRun, goal: Goal
+        self, run: HalfRun, piece: range, relays: RelayRun, destination: Destination
     ) -> tuple[EndedRun, int]:
         appended = self._closer.append_run(relays, piece)
         ended = EndedRun(piece.start, _places(run, piece), run.group)
@@ -135,7 +139,7 @@ class JointEnds:
                 log_offsets=log_offsets,
             )
         self._closer.close_run(ended)
-        closed = Closed(goal.topic, bool(relays.queues), run.stored_ms)
+        closed = Closed(destination.topic, bool(relays.queues), run.stored_ms)
         self._closer.count({closed: len(piece)})
         return ended, appended.end_offset
 
@@ -158,7 +162,7 @@ class JointEnds:
                 break
             some, end_offset = self._append(group, chosen)
             became += some
-            topics.update([goal.topic for goal in chosen.goals])
+            topics.update([destination.topic for destination in chosen.destinations])
         return JointlyEnded(became, end_offset, frozenset(topics))
 
     def _spans(self, group: str, columns: _Columns) -> list[Span]:
@@ -179,15 +183,15 @@ class JointEnds:
         targets = half_targets(sources, places)
         if targets.ids != columns.ids or None in map(self._table.find, columns.offsets):
             return None  # others, or one has ended meanwhile
-        goals = list(map(self._goals.of_text, targets.texts))
+        destinations = list(map(self._destinations.of_text, targets.texts))
         are_commits = [one is Resolution.COMMIT for one in columns.resolutions]
         chosen = array("I", compress(targets.chosen, are_commits))
         first = min(columns.offsets)
-        if not all(goals[index].takes(first) for index in {*chosen}):
+        if not all(destinations[index].takes(first) for index in {*chosen}):
             return None
-        queues = dict.fromkeys([goals[index].queue for index in dict.fromkeys(chosen)])
+        queues = dict.fromkeys([destinations[index].queue for index in dict.fromkeys(chosen)])
         numbers = {queue: number for number, queue in enumerate(queues)}
-        number_of = [numbers.get(goal.queue, 0) for goal in goals]
+        number_of = [numbers.get(destination.queue, 0) for destination in destinations]
         relays = RelayRun(
             sources,
             array("I", compress(places, are_commits)),
@@ -195,7 +199,7 @@ class JointEnds:
             tuple(queue for queue in queues if queue is not None),
             halves.SYS_FLAG_COMMITTED,
         )
-        return _Chosen(columns, are_commits, targets, goals, relays)
+        return _Chosen(columns, are_commits, targets, destinations, relays)
 
     def _append(self, group: str, run: _Chosen) -> tuple[list[EndedHalf], int]:
         offsets, relays = run.columns.offsets, run.relays
@@ -213,7 +217,7 @@ class JointEnds:
             map(tuple.__new__, repeat(EndedHalf), map(operator.add, heads, parts))
         )
         self._closer.close(group, dict(zip(offsets, became, strict=True)))
-        topics = [goal.topic for goal in run.goals]
+        topics = [destination.topic for destination in run.destinations]
         columns = zip(run.targets.chosen, run.are_commits, run.targets.store_times_ms, strict=True)
         closed = Counter[Closed]()
         for (index, is_commit, stored_ms), count in Counter(columns).items():
