@@ -109,7 +109,7 @@ PYTEST = TEST_SKIPPED=$(SKIPPED) $(BIN)/python -m pytest $(ARGS)
 AT_ONCE = -n $(JOBS) --dist loadfile --max-worker-restart 0
 
 .PHONY: test
-test: $(STAMP)  ## Everything that has to be green before a commit; about 8 minutes on 2 cores
+test: $(STAMP)  ## Everything that has to be green before a commit; about 12 minutes on 2 cores
 	@mkdir -p build && : > $(SKIPPED)
 	@TEST_SKIPPED=$(SKIPPED) $(MAKE) -j2 --output-sync=target static
 	@$(PYTEST) -q $(AT_ONCE)
