@@ -51,6 +51,7 @@ OPTIONS = {
 # Shares of the messages that are acknowledged when
 HAND_OVER_AT = 0.25  # … the group hands over,
 KILL_AT = 0.5  # … its new writer is killed,
+PAUSE_AT = 0.8  # … producers wait for the next writer, which would get no message from fast ones,
 HOLD_AT = 0.85  # … and the consumers are held back, so that there is a backlog.
 READY_S_MAX = 30.0
 STALL_S_MAX = 60.0  # without an acknowledgement, a commit or a new writer: the run gives up
@@ -104,6 +105,7 @@ async def run(arguments: argparse.Namespace) -> Report:
                 scrapes.append(await scrape(cluster))
                 await running.begin()
                 fail_over = await kill_writer(connection, cluster, running.killed)
+                traffic.signal_producers(signal.SIGUSR1)
                 running.go_on(fail_over)
 
                 if not arguments.no_lag:
@@ -197,8 +199,9 @@ class Traffic:
 
     def start_producers(self, root: Path, rate: int) -> None:
         shared = ("--root", str(root), "--of", str(PRODUCER_COUNT), "--rate", str(rate))
+        pause = ("--pause_after", str(int(PAUSE_AT * self._message_count / PRODUCER_COUNT)))
         for number in range(PRODUCER_COUNT):
-            command = ("produce", *self._names, *shared, "--number", str(number))
+            command = ("produce", *self._names, *shared, *pause, "--number", str(number))
             self._workers.append(Worker(self._folder, f"producer-{number}", MODULE, *command))
 
     async def until(self, share: float, stored_after_ms: int = 0) -> None:
@@ -226,6 +229,10 @@ class Traffic:
     def signal_consumers(self, number: signal.Signals) -> None:
         for consumer in self._workers[:CONSUMER_COUNT]:
             consumer.signal(number)
+
+    def signal_producers(self, number: signal.Signals) -> None:
+        for producer in self._workers[CONSUMER_COUNT:]:
+            producer.signal(number)
 
     async def stop_consumers(self, connection: Connection) -> None:
         """Lets the consumers finish their work and leave the group. If they make no progress for a

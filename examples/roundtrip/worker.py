@@ -2,6 +2,7 @@
 
 A producer sends the lines of its files, one message a line, and prints a line of JSON now and then:
 ``acked`` messages, and in ``stored_ms`` for each broker group when it stored the newest of them.
+After ``--pause_after`` messages it sends no more until SIGUSR1.
 
 A consumer writes every message it gets into its spool, until SIGTERM: a line of JSON for each
 batch, which is an array of :class:`Arrival`. A message counts as consumed when it is in the spool.
@@ -23,7 +24,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,6 +48,7 @@ SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
 # Two brokers with 8 batches of 256 KiB in flight each; more would only wait here and grow old.
 BUFFER_BYTES_MAX = 4 * 1024 * 1024
 REPORT_S = 0.2
+RATE_AFTER_PAUSE = 25_000  # messages a second, at most
 
 
 class Arrival(NamedTuple):
@@ -94,6 +96,22 @@ def messages_of(arguments: argparse.Namespace) -> Iterator[Message]:
             yield Message(arguments.topic, body, tag=tag, keys=(name,), properties=place)
 
 
+async def paced(arguments: argparse.Namespace) -> AsyncIterator[Message]:
+    """The same at ``--rate``, with the pause."""
+    going = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, going.set)
+    began_s, rate = time.monotonic(), arguments.rate or math.inf
+    for number, message in enumerate(messages_of(arguments)):
+        if (ahead_s := began_s + number / rate - time.monotonic()) > 0:
+            await asyncio.sleep(ahead_s)
+        if number == arguments.pause_after:
+            await going.wait()
+            # The rest takes some seconds, in which the next writer gets its share.
+            rate = min(rate, RATE_AFTER_PAUSE)
+            began_s = time.monotonic() - number / rate
+        yield message
+
+
 async def produce(arguments: argparse.Namespace) -> None:
     """Returns when every message is acknowledged; one that could not be sent raises its error."""
     report: dict[str, Any] = {"acked": 0, "stored_ms": {}}
@@ -115,14 +133,12 @@ async def produce(arguments: argparse.Namespace) -> None:
             await asyncio.sleep(REPORT_S)
 
     printing = asyncio.create_task(print_report())
-    sent, began_s, rate = 0, time.monotonic(), arguments.rate or math.inf
+    sent = 0
     options = ProducerOptions(buffer_bytes_max=BUFFER_BYTES_MAX)
     async with Producer(arguments.namesrv, options=options) as producer:
-        for message in messages_of(arguments):
+        async for message in paced(arguments):
             if errors:
                 raise errors[0]
-            if (ahead_s := began_s + sent / rate - time.monotonic()) > 0:
-                await asyncio.sleep(ahead_s)
             (await producer.send(message)).add_done_callback(note)
             sent += 1
         await producer.flush()
@@ -214,6 +230,7 @@ def main(argv: list[str]) -> None:
     producer.add_argument("--number", type=int, required=True, help="which producer, from 0")
     producer.add_argument("--of", type=int, required=True, help="of how many producers")
     producer.add_argument("--rate", type=int, default=0, help="messages a second; 0 = no limit")
+    producer.add_argument("--pause_after", type=int, help="messages to send before SIGUSR1")
     consumer.add_argument("--group", required=True)
     consumer.add_argument("--spool", type=Path, required=True, help="file to write")
     payer.add_argument("--group", required=True)

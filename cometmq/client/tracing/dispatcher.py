@@ -55,8 +55,6 @@ class TraceDispatcher:
         self._clock = clock
         own = ProducerOptions(
             client_id=client_id,
-            delivery_timeout_ms=round(CLOSE_S_MAX * 1000),
-            route_timeout_ms=round(CLOSE_S_MAX * 1000),
             batch_bytes_max=WHOLE_COUNT * (BODY_BYTES_MAX + KEYS_BYTES_MAX),
             compress_above_bytes=2 * BODY_BYTES_MAX,  # what pays is compressed already
         )
