@@ -173,8 +173,8 @@ class SimpleConsumer:
         self._queues_changed()
 
     def _describe(self, with_stacks: bool) -> broker_pb2.ClientDescription:
-        """In the place of listener calls: leases, and where those are who received their messages,
-        for that is where the application mostly works on them.
+        """Leases stand in the place of listener calls, each with the stack of the task or thread
+        that received its messages: the application mostly works on them there.
         """
         now_s = asyncio.get_running_loop().time()
         parts = sorted(self._held.parts(now_s), key=lambda part: part.lease.received_s)

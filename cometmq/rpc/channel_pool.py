@@ -27,10 +27,10 @@ DIAL = BackoffPolicy(first_s=1.0, max_s=5.0)
 SHARED_S = 0.1  # callers that ask together use one attempt
 # A call that its channel cancels looks as if its task were cancelled: calls end by themselves.
 GRACE_S = 600.0  # for calls that were in flight: a server that stops lets them end
+DIALLING_GRACE_S = 6.0  # for calls that wait for an attempt; others would be made for ever
 # gRPC hears of cancelled calls a moment later. Another event loop of the process would get
 # what is meant for this one, and log that this one is closed.
 CANCELLED_S = 0.02
-DIALLING_GRACE_S = 6.0  # for calls that wait for an attempt; others would be made for ever
 
 _LOST = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
 _DIALLING = (grpc.ChannelConnectivity.CONNECTING, grpc.ChannelConnectivity.TRANSIENT_FAILURE)

@@ -70,6 +70,16 @@ def bodies(messages: list[ReceivedMessage]) -> list[bytes]:
     return sorted(message.body for message in messages)
 
 
+async def receive_all(
+    consumer: SimpleConsumer, count: int, invisible_ms: int | None = None
+) -> list[ReceivedMessage]:
+    """So many messages, with as many receives as it takes."""
+    found: list[ReceivedMessage] = []
+    while len(found) < count:
+        found += await consumer.receive(invisible_ms=invisible_ms)
+    return found
+
+
 async def test_consumers_of_a_group_share_what_there_is_and_acknowledge_it(tmp_path: Path) -> None:
     clock = Ahead()
     async with pop_cluster(tmp_path, clock) as (namesrv, broker, _):
@@ -661,9 +671,7 @@ async def test_messages_whose_time_is_nearly_over_are_not_handed_out(tmp_path: P
         await send(namesrv, b"0", b"1")
         async with simple(namesrv) as consumer:
             await consumer.subscribe("T")
-            found: list[ReceivedMessage] = []
-            while len(found) < 2:
-                found += await consumer.receive(invisible_ms=10_000)
+            found = await receive_all(consumer, 2, invisible_ms=10_000)
             old, new = found
             lease = consumer._held.find(old)
             assert lease is not None
@@ -677,9 +685,7 @@ async def test_acknowledgements_of_a_turn_are_one_call(tmp_path: Path) -> None:
         await send(namesrv, *numbers(0, 8))
         async with simple(namesrv) as consumer:
             await consumer.subscribe("T")
-            messages: list[ReceivedMessage] = []
-            while len(messages) < 8:
-                messages += await consumer.receive()
+            messages = await receive_all(consumer, 8)
             real = acks.AckService.acknowledge
             with mock.patch.object(
                 acks.AckService, "acknowledge", autospec=True, side_effect=real
@@ -694,9 +700,7 @@ async def test_an_ack_says_what_was_refused_after_others_were_tried_again(tmp_pa
         await send(namesrv, b"0", b"1")
         async with simple(namesrv) as consumer:
             await consumer.subscribe("T")
-            messages: list[ReceivedMessage] = []
-            while len(messages) < 2:
-                messages += await consumer.receive()
+            messages = await receive_all(consumer, 2)
             consumer._held.of_queue(messages[0].queue)[messages[0].queue_offset].handle = "forged"
             real, calls = consumer._pop.acknowledge, 0
 

@@ -103,10 +103,6 @@ def _end(some: Iterable[_Ack]) -> None:
             ack.answer.exception()  # maybe nobody waits for it
 
 
-def _few() -> deque[_Receive]:
-    return deque(maxlen=UNANSWERED_MAX)
-
-
 @dataclass(frozen=True, slots=True)
 class PopAnswer:
     """The answer of a broker group. ``again_at_s``: when, by the loop's clock, to ask again without
@@ -141,7 +137,9 @@ class PopCalls:
         self._asked: dict[str, list[broker_pb2.Subscription]] = {}
         self._asked_for: list[tuple[str, TopicRoute | None, Filter]] = []
         # Receives without an answer, by broker group: it may have given messages.
-        self._unanswered: defaultdict[str, deque[_Receive]] = defaultdict(_few)
+        self._unanswered: defaultdict[str, deque[_Receive]] = defaultdict(
+            lambda: deque(maxlen=UNANSWERED_MAX)
+        )
 
     def broker_groups(self) -> list[str]:
         """Those that have any of the topics, as the routes say now, by name."""

@@ -180,8 +180,8 @@ class Delivery:
         return None
 
     def _queue(self, target: QueueKey, found: Record | None = None) -> QueueKey | str:
-        """The queue for messages that are meant for ``target``, or for this one, or why there is
-        none.
+        """The queue for messages that are meant for ``target``, or why there is none.
+        ``found``: one of them, which may be older than its topic.
         """
         topic, queue_id = target
         config = self._keeper.state.topics.find(topic)

@@ -43,7 +43,7 @@ class ResendItem:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The wishes of a call: resend what was sent before, too; from where it came; only to know."""
+    """The options of a call: resend what was resent before, too; the caller; a dry run."""
 
     again: bool
     by: str

@@ -39,8 +39,6 @@ from cometmq.store.writer import Appended
 from services.broker.delay.timer_slots import TimerSlots
 from services.broker.sending.stored_batch import stored_batch
 
-_HALVES = HALF_TOPIC, QUEUE_ID
-
 AUTO_CREATED_QUEUES_MAX = 4  # of a topic that its first message makes, as in RocketMQ
 
 
@@ -463,7 +461,9 @@ class ProduceHandler:
             end_place += size_bytes
             if claim.half is None:
                 continue
-            places = log_offsets_of(self._storage.store, _HALVES, first, claim.record_count)
+            places = log_offsets_of(
+                self._storage.store, (HALF_TOPIC, QUEUE_ID), first, claim.record_count
+            )
             group, stored_ms = claim.half.group, appended.store_time_ms
             due_s = now_s + (claim.half.immunity_s or self._policy.immunity_s)
             run = HalfRun(first, places, end_place, group, stored_ms)

@@ -1,4 +1,4 @@
-"""For which queue a committed half message is meant."""
+"""The queues that committed half messages go to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What became of half messages that are not open: the answer to an end that comes again."""
+"""Answers to ends that come again: their half messages have ended before."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class TransactionService:
         self._destinations = Destinations(keeper)
         self._closer = HalfCloser(self.table, self.board, relays, metrics, clock)
         store, bytes_max = storage.store, self.slice_bytes_max
-        self._together = JointEnds(store, self._closer, self._destinations, bytes_max)
+        self._joint_ends = JointEnds(store, self._closer, self._destinations, bytes_max)
         self.giving_up = GivingUp(store, keeper, self._closer, metrics, bytes_max)
 
     async def end_runs(self, group: str, runs: Sequence[EndRun]) -> list[list[Outcome]]:
@@ -94,7 +94,7 @@ class TransactionService:
         for number, run in enumerate(runs):
             done = 0
             if len(run.log_offsets) >= TOGETHER_MIN:
-                ended = await self._together.end_run(group, run)
+                ended = await self._joint_ends.end_run(group, run)
                 call.note(ended)
                 outcomes[number] += ended.became
                 done = sum([len(one.offsets) for one in ended.became])
@@ -128,10 +128,10 @@ class TransactionService:
         return list(map(call.answers.__getitem__, range(len(call.ends))))
 
     async def _end_together(self, call: _Call) -> None:
-        """All halves of a call without a look at each, if all of them are open, and of our form;
-        otherwise none, or the first ones.
+        """Ends all halves of a call without a look at each, if all of them are open, and of our
+        form; otherwise none, or the first ones.
         """
-        ended = await self._together.end(call.group, call.ends)
+        ended = await self._joint_ends.end(call.group, call.ends)
         call.answers.update(enumerate(ended.became))
         call.note(ended)
 

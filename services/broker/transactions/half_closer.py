@@ -1,6 +1,6 @@
-"""Appends what becomes of half messages, and closes them: of those that were looked at one by one.
+"""Appends the records that are made of half messages at their end, and closes the halves.
 
-What becomes of some halves is one append: the records made of them, then the op records that list
+Halves that end together are one append: the records made of them, then the op records that list
 them. A crash between the two is mended when the log is opened again: a record names the half that
 it was made of.
 """

@@ -163,36 +163,27 @@ async def test_readers_are_waited_for_and_not_for_ever(tmp_path: Path) -> None:
             assert s.first_file == 2
 
 
-async def test_a_follower_keeps_open_halves_until_its_writer_has_given_them_up(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("topic", "queue_id", "change"),
+    [
+        (HALF_TOPIC, 0, HalvesReached(HalfProgress(floor=1))),
+        (SCHEDULE_TOPIC, 2, DelaysReached({3: 1})),
+    ],
+)
+async def test_a_follower_keeps_what_waits_until_its_writer_is_done_with_it(
+    tmp_path: Path, topic: str, queue_id: int, change: HalvesReached | DelaysReached
 ) -> None:
+    """Its writer gives open halves up, and moves messages of delay levels."""
     async with scene(tmp_path) as s:
         await s.fill(1)
-        s.member.append(HALF_TOPIC, 0, b"half")
+        s.member.append(topic, queue_id, b"waits")
         await s.fill(2)
         for _ in range(2):
             await s.copy_state()
         s.clock.now_ms = START_MS + 2 * HOUR_MS
         await s.retention.clean()
-        assert s.first_file == 1, "up to the half, which is open for all that the state knows"
-        s.member.state.apply(HalvesReached(HalfProgress(floor=1)))
-        await s.retention.clean()
-        assert s.first_file == 2
-
-
-async def test_a_follower_keeps_what_waits_for_a_level_until_its_writer_has_moved_it(
-    tmp_path: Path,
-) -> None:
-    async with scene(tmp_path) as s:
-        await s.fill(1)
-        s.member.append(SCHEDULE_TOPIC, 2, b"waits")
-        await s.fill(2)
-        for _ in range(2):
-            await s.copy_state()
-        s.clock.now_ms = START_MS + 2 * HOUR_MS
-        await s.retention.clean()
-        assert s.first_file == 1
-        s.member.state.apply(DelaysReached({3: 1}))
+        assert s.first_file == 1, "up to the message, which waits for all that the state knows"
+        s.member.state.apply(change)
         await s.retention.clean()
         assert s.first_file == 2
 
