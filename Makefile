@@ -142,8 +142,8 @@ test-share: $(STAMP)  ## What CI plays of the long tiers: every property test, e
 
 .PHONY: test-faults
 test-faults: $(STAMP)  ## Power cuts, kill -9, failing and full disks, damaged files, counted; SEED=n replays
-	@TEST_PROFILE=ci $(BIN)/python -m pytest -q --slow --timeout 600 $(if $(SEED),--seed $(SEED)) \
-		tests/faults tests/regressions tests/model/test_store_model.py $(ARGS)
+	@TEST_PROFILE=ci $(PYTEST) -q $(AT_ONCE) --dist worksteal --slow --timeout 600 $(if $(SEED),--seed $(SEED)) \
+		tests/faults tests/regressions tests/model/test_store_model.py
 
 .PHONY: test-stalls
 test-stalls: $(STAMP)  ## The suite of `make test`, its processes stopped for moments at random; SEED=n
