@@ -155,8 +155,11 @@ class Member(Service):
         return [*into, "sh", "-c", COVER, str(boot_id)]
 
     def darken(self) -> None:
-        """The power goes: what was not synced is gone."""
+        """The power goes: what was not synced is gone. The process is stopped first, because it
+        must not answer for a sync that the cut interrupts (:meth:`LoopDisk.shut_down`).
+        """
         assert self.disk is not None
+        self.signal(signal.SIGSTOP)
         self.disk.shut_down()
 
     def reboot(self) -> None:

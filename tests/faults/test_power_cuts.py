@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,9 @@ def cut_power_again_and_again(disk: LoopDisk, rng: random.Random, cuts: int) -> 
     for life in range(1, cuts + 1):
         writer = DoomedWriter(store, 2 * life, rng.getrandbits(32))
         writer.listen(ledger, rng.randint(1, 300))
+        cut_ns = time.monotonic_ns()
         disk.shut_down()
-        writer.end(ledger, kill=rng.random() < 0.5)
+        writer.end(ledger, cut_ns, kill=rng.random() < 0.5)
         disk.restart()
         tally.count(f"power cuts of a real {disk.kind} under a bare store")
         look_at(store, 2 * life + 1, ledger, close=rng.random() < 0.5)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import get_context
@@ -24,7 +25,7 @@ QUEUES = [("A", 0), ("A", 1), ("B", 0)]
 Told: TypeAlias = (
     tuple[Literal["asks"], list[Run]]
     | tuple[Literal["stored"], int]
-    | tuple[Literal["flushed"], int]
+    | tuple[Literal["flushed"], int, int]
 )
 
 
@@ -42,7 +43,7 @@ def write(directory: Path, life: int, seed: int, told: Connection) -> None:
             told.send(what)
 
     for act in (
-        lambda: tell(("flushed", store.flush_log())),
+        lambda: tell(("flushed", store.flush_log(), time.monotonic_ns())),
         store.flush_queues,
         store.prepare_next_file,
     ):
@@ -81,7 +82,7 @@ class DoomedWriter:
         self._process = context.Process(target=write, args=(directory, life, seed, mouth))
         self._process.start()
         mouth.close()
-        self._flushed = 0
+        self._flushed: list[tuple[int, int]] = []  # positions, and when they were on the disk
 
     def listen(self, ledger: Ledger, count: int) -> None:
         """Note the next ``count`` things that it tells, or all when it ends before that."""
@@ -95,15 +96,19 @@ class DoomedWriter:
                 ledger.asks(runs)
             case ("stored", end):
                 ledger.stored(end)
-            case ("flushed", position):
-                self._flushed = position
+            case ("flushed", position, at_ns):
+                self._flushed.append((position, at_ns))
 
-    def end(self, ledger: Ledger, *, kill: bool) -> None:
-        """It dies of the disk that fails, or is killed; then ``ledger`` has all that it told."""
+    def end(self, ledger: Ledger, cut_ns: int, *, kill: bool) -> None:
+        """It dies of the disk that fails, or is killed; then ``ledger`` has all that it told.
+        ``cut_ns``: when the power began to go, by the monotonic clock; later syncs promise nothing.
+        """
         if kill:
             self._process.kill()
         self.listen(ledger, 1_000_000)
         self._process.join()
         self._ear.close()
         # At last: a sync may be told before the batch that it had a part in.
-        ledger.flushed(self._flushed)
+        ledger.flushed(
+            max((position for position, at_ns in self._flushed if at_ns < cut_ns), default=0)
+        )

@@ -60,7 +60,9 @@ class LoopDisk:
         wait_until("the disk is free", lambda: not loop.exists(), FREE_S_MAX)
 
     def shut_down(self) -> None:
-        """The power goes: nothing reaches the disk from here on."""
+        """The power goes: nothing reaches the disk from here on. A sync that runs meanwhile may
+        still return success: only what a process said before this call counts as promised.
+        """
         folder = os.open(self.mount_point, os.O_RDONLY)
         try:
             fcntl.ioctl(folder, GOING_DOWN, NO_LOG_FLUSH)
