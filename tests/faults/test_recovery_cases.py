@@ -238,6 +238,40 @@ def test_a_damaged_end_of_a_file_is_passed_over(tmp_path: Path) -> None:
     store.close()
 
 
+def test_the_end_mark_of_another_file_is_no_place_where_the_log_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An end mark does not hold its log offset. As the last file of the log, a copy of the first
+    one is a lost end; between others, all of it is damaged.
+    """
+    starts = grown(tmp_path)
+    first, second, third = (log_file(tmp_path, number * LOG_FILE_BYTES) for number in range(3))
+    last = third.read_bytes()
+    third.write_bytes(first.read_bytes())
+    with pytest.raises(StoreDamaged, match=f"ends at {2 * LOG_FILE_BYTES} .*Nothing was cut"):
+        open_store(tmp_path)
+    third.write_bytes(last)
+    second.write_bytes(first.read_bytes())
+    shutil.rmtree(tmp_path / "consumequeue")
+    store = open_store(tmp_path)
+    assert f"the log is damaged from {LOG_FILE_BYTES} to {2 * LOG_FILE_BYTES}" in caplog.text
+    assert store.appended_offset == starts[-1]
+    store.close()
+
+
+def test_a_last_record_that_no_queue_can_vouch_for_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The process died. The last record may have been acknowledged, or half written: the units that
+    would show it went with the queues.
+    """
+    starts = grown(tmp_path, 10, unmarked=5)
+    damage_body(tmp_path, starts[9])
+    shutil.rmtree(tmp_path / "consumequeue")
+    assert recovered(tmp_path) == list(range(9))
+    assert f"the log is damaged from {starts[9]} to {LOG_FILE_BYTES}" in caplog.text
+
+
 def test_an_end_that_was_on_the_disk_and_is_gone_is_not_cut(tmp_path: Path) -> None:
     """The last flushed record is damaged, and nothing stands behind it."""
     starts = grown(tmp_path, 10)

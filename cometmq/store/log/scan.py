@@ -25,7 +25,6 @@ FIRST_READ_BYTES = 4096  # most records are shorter
 
 MAGIC = record.MAGIC_V1.to_bytes(4, "big", signed=True)
 MAGIC_V2 = bytes.fromhex("daa320ab")
-BLANK_MAGIC = record.MAGIC_BLANK.to_bytes(4, "big", signed=True)
 MAGIC_AT = 4
 
 
@@ -160,11 +159,12 @@ class LogScan:
 
 
 def find_good(segments: Segments, damaged: int, stop: int) -> int | None:
-    """Where the log goes on behind the damaged place at ``damaged``, looking no further than
-    ``stop``: at a good record, at an end mark, or at the start of a later file that begins with a
-    record. None: nowhere.
+    """Log offset of the next good record behind the damaged place at ``damaged``; None: there is
+    none before ``stop``.
 
-    A good record holds its own log offset, so no other bytes are taken for one.
+    A good record holds its own log offset, so no other bytes are taken for one. An end mark holds
+    none: it may be that of another file that was put here, so what is between it and the end of
+    the file is as damaged as what is before it.
     """
     for segment in segments:
         if segment.end <= damaged or segment.start >= stop:
@@ -177,26 +177,23 @@ def find_good(segments: Segments, damaged: int, stop: int) -> int | None:
 
 
 def _find_in_file(segment: Segment, start: int, stop: int) -> int | None:
-    if start == segment.start and _goes_on(segment, start):
+    if start == segment.start and found_at(segment, start).record is not None:
         return start
     overlap = MAGIC_AT + len(MAGIC) - 1
     for at in range(start, stop, CHUNK_BYTES):
         chunk = segment.pread(at, min(CHUNK_BYTES + overlap, segment.end - at))
-        for place in sorted([*_places(chunk, MAGIC), *_places(chunk, BLANK_MAGIC)]):
-            if at + place < stop and _goes_on(segment, at + place):
+        for place in _places(chunk):
+            if at + place < stop and found_at(segment, at + place).record is not None:
                 return at + place
     return None
 
 
-def _places(chunk: bytes, magic: bytes) -> Iterator[int]:
-    at = chunk.find(magic, MAGIC_AT)
+def _places(chunk: bytes) -> Iterator[int]:
+    """Where records may begin in ``chunk``."""
+    at = chunk.find(MAGIC, MAGIC_AT)
     while at >= 0:
         yield at - MAGIC_AT
-        at = chunk.find(magic, at + 1)
-
-
-def _goes_on(segment: Segment, log_offset: int) -> bool:
-    return found_at(segment, log_offset).kind in (record.Kind.RECORD, record.Kind.BLANK)
+        at = chunk.find(MAGIC, at + 1)
 
 
 def found_at(segment: Segment, log_offset: int) -> record.Found:

@@ -50,6 +50,7 @@ class Rebuild:
         self, log: CommitLog, dispatcher: Dispatcher, observer: Observer | None, plan: Plan
     ) -> None:
         self.end = plan.start
+        self.kind = record.Kind.END  # of what is at the end
         self.reason = ""
         self.last = plan.last
         self.record_count = 0
@@ -87,7 +88,7 @@ class Rebuild:
                     progress(min(stretch.end - start, total), total)
             goes_on = self._behind(scan, replay)
         replay.dispatch_held()
-        self.end, self.reason, self.last = scan.end, scan.reason, replay.last
+        self.end, self.kind, self.reason, self.last = scan.end, scan.kind, scan.reason, replay.last
         assert self.last.log_offset + self.last.size <= self.end, (self.last, self.end)
         self.record_count, self.losses = replay.record_count, replay.losses
         self.explains_absence = replay.deleted_what_was_gone
@@ -240,6 +241,17 @@ class Recovery:
                 "recovered %d records; the log ends at %d: %s",
                 rebuild.record_count,
                 rebuild.end,
+                rebuild.reason,
+            )
+        # Else the units of queues show whether the last record was whole (`witness`).
+        if self.plan.kept_all and self.rebuild_reason and rebuild.kind is record.Kind.BAD:
+            segment = self._log.segments.find(rebuild.end)
+            assert segment is not None, rebuild.end
+            logger.error(
+                "the log is damaged from %d to %d (%s), and queues that could show which messages "
+                "were there had to be rebuilt: they are lost, unless the process died in a write",
+                rebuild.end,
+                segment.end,
                 rebuild.reason,
             )
         for loss in rebuild.losses:

@@ -135,6 +135,7 @@ class _Repair:
         self._accepted = accepted
         self._topics: dict[str, int] = {}  # that had queues, and how many
         self._with_units: set[str] = set()  # topics
+        self._in_log: list[Loss] = []  # the messages of each queue that fitted the log
 
     def run(self, observer: Observer | None, progress: Progress | None) -> Repaired:
         opened = OpenedStore(self._paths.root, self._options, self._files)  # holds the lock
@@ -178,6 +179,8 @@ class _Repair:
             stood = list(losses.by_log(self._files, self._paths, log, _known_end(log, found)))
             self._with_units = {loss.topic for loss, _ in stood}
             not_in_log = [loss for loss, log_has_it in stood if not log_has_it]
+            place = found.damages[0].start if found.damages else log.start
+            self._in_log = [loss._replace(log_offset=place) for loss, has in stood if has]
             self._mend_epochs(log)
             self._forget(log, known, found)  # first: the marks do not speak of what is written now
             for action in write_off(log, found.damages):
@@ -379,7 +382,10 @@ class _Repair:
         done = self._done
         queues = list(opened.dispatcher.queues())
         after = {(q.topic, q.queue_id): (q.min_offset, q.next_offset) for q in queues}
-        done.losses += losses.all_of(opened.losses, given_up, after)
+        # A record whose topic or queue was damaged is good, and in another queue than before.
+        left_out = [loss for loss in self._in_log if (loss.topic, loss.queue_id) in after]
+        gone = losses.merged([*given_up, *left_out])
+        done.losses += losses.all_of(opened.losses, gone, after)
         done.log_start, done.log_end = opened.log.start, opened.log.end[0]
         done.queue_count = sum(next_offset > 0 for _, next_offset in after.values())
         done.index_entry_count = opened.indexer.status.entry_count

@@ -293,6 +293,21 @@ def test_a_record_with_a_wrong_queue_offset_can_be_given_up(store: Path) -> None
     assert not report_of(store).faults
 
 
+def test_a_message_that_damage_put_into_another_queue_is_told_as_lost(store: Path) -> None:
+    """Nor does a checksum cover the queue id. The next record of the queue fits nowhere then, and
+    when it is the last one, the log has nothing left that shows the gap.
+    """
+    moved, last = starts_of(store)[-3::2]
+    damage(store, moved + 15, b"\x05")  # of queue 1
+    with pytest.raises(StoreDamaged, match="is message 19 of queue 1 of A, whose next is 18") as no:
+        mended(store)
+    option = re.search(r"--write-off (\d+)-(\d+)", str(no.value))
+    assert option is not None
+    done = mended(store, write_off=[(int(option[1]), int(option[2]))])
+    assert done.losses == [Loss("A", 1, 18, 2, last)]
+    assert numbers(store, 1) == list(range(1, MESSAGES - 4, 2))
+
+
 # --- what is told ---------------------------------------------------------------------------------
 
 
