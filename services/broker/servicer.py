@@ -505,8 +505,8 @@ class BrokerServicer(PopServicer):
                 convert.member_details(first),
                 address,
                 self._origin(context),
+                first.known_questions,
             )
-            stream.questioned.known = frozenset(first.known_questions)
             await self._follow_group(stream, context)
         finally:
             if stream is not None:

@@ -54,6 +54,7 @@ from cometmq.errors import (
 )
 from cometmq.rpc.interceptors import to_proto
 from cometmq.v1 import broker_pb2 as pb
+from services.broker.groups.coordinator import GroupCoordinator
 from tests.support.cluster.broker import (
     LiveBroker,
     batch,
@@ -345,6 +346,28 @@ async def test_a_simple_consumer_tells_what_it_has_not_acknowledged(tmp_path: Pa
             assert sum(call.message_count for call in told.calls) == 3
             [rates] = told.rates
             assert rates.pulled_per_s > rates.done_per_s > 0
+
+
+async def test_a_client_that_is_just_joining_is_asked_and_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its group is being stored, which may take long; it is listed already."""
+    ensure_group, stored = GroupCoordinator.ensure_group, asyncio.Event()
+
+    async def stored_late(*arguments: Any) -> None:
+        await stored.wait()
+        await ensure_group(*arguments)
+
+    monkeypatch.setattr(GroupCoordinator, "ensure_group", stored_late)
+    async with cluster(tmp_path) as (namesrv, _, connection):
+        async with pushing(namesrv, lambda _: None) as consumer:
+            subscribing = asyncio.create_task(consumer.subscribe("T"))
+            await joined(connection)
+            asking = asyncio.create_task(described(connection, "member"))
+            await asyncio.wait([asking], timeout=0.1)
+            stored.set()
+            assert (await asking).client_id == "member"
+            await subscribing
 
 
 async def test_a_simple_consumer_tells_where_its_messages_are_in_work(tmp_path: Path) -> None:

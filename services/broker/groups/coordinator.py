@@ -144,6 +144,7 @@ class GroupCoordinator(GroupReads):
         details: MemberDetails,
         address: str,
         origin: Origin = NOWHERE,
+        known_questions: Iterable[int] = (),
     ) -> MemberStream:
         """Let a client into a group, as long as the stream lives. A client that is refused leaves
         no group behind.
@@ -151,7 +152,9 @@ class GroupCoordinator(GroupReads):
         mode = ConsumeMode.POP if details.receives else ConsumeMode.PULL
         if self.is_there(group):
             self._check_join(group, details)
-        stream = self._groups.join(group, client_id, subscriptions, details, origin)
+        stream = self._groups.join(
+            group, client_id, subscriptions, details, origin, known_questions
+        )
         try:
             await self.ensure_group(group, address, mode)
         except BaseException:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cometmq.errors import ClientIdInUse, InvalidRequest
@@ -80,9 +80,13 @@ class Groups:
         subscriptions: Sequence[Subscription],
         details: MemberDetails = NO_DETAILS,
         origin: Origin = NOWHERE,
+        known_questions: Iterable[int] = (),
     ) -> MemberStream:
-        """A new stream of a client. Raises what ``MemberTable.put`` raises."""
-        stream = MemberStream(self, group, client_id, next(self._numbers), details, origin)
+        """A new stream of a client, which can be asked ``known_questions`` from now on. Raises what
+        ``MemberTable.put`` raises.
+        """
+        number = next(self._numbers)
+        stream = MemberStream(self, group, client_id, number, details, origin, known_questions)
         stream.subscribe(group, client_id, subscriptions, details)
         self._streams[group].add(stream)
         if (before := self._newest.get((group, client_id))) is not None:
@@ -197,6 +201,7 @@ class MemberStream:
         number: int,
         details: MemberDetails,
         origin: Origin,
+        known_questions: Iterable[int],
     ) -> None:
         self._instance_id = details.instance_id
         self.receives = details.receives
@@ -204,7 +209,7 @@ class MemberStream:
         self.client_id = client_id
         self.number = number
         self.origin = origin
-        self.questioned = Questioned(self.wake, client_id)
+        self.questioned = Questioned(self.wake, client_id, known_questions)
         self._groups = groups
         self._look_again = asyncio.Event()
         self._look_again.set()

@@ -56,9 +56,11 @@ class Questioned:
     a question to be written to it.
     """
 
-    def __init__(self, wake: Callable[[], None], client_id: str = "") -> None:
+    def __init__(
+        self, wake: Callable[[], None], client_id: str = "", known: Iterable[int] = ()
+    ) -> None:
         self.client_id = client_id
-        self.known: frozenset[int] = frozenset()  # kinds of questions
+        self.known = frozenset(known)  # kinds of questions
         self._wake = wake
         self._waiting: dict[bytes, broker_pb2.ClientQuestion] = {}
 
