@@ -359,15 +359,17 @@ async def test_a_client_that_is_just_joining_is_asked_and_answers(
         await ensure_group(*arguments)
 
     monkeypatch.setattr(GroupCoordinator, "ensure_group", stored_late)
-    async with cluster(tmp_path) as (namesrv, _, connection):
-        async with pushing(namesrv, lambda _: None) as consumer:
-            subscribing = asyncio.create_task(consumer.subscribe("T"))
-            await joined(connection)
-            asking = asyncio.create_task(described(connection, "member"))
-            await asyncio.wait([asking], timeout=0.1)
-            stored.set()
-            assert (await asking).client_id == "member"
-            await subscribing
+    async with (
+        cluster(tmp_path) as (namesrv, _, connection),
+        pushing(namesrv, lambda _: None) as consumer,
+    ):
+        subscribing = asyncio.create_task(consumer.subscribe("T"))
+        await joined(connection)
+        asking = asyncio.create_task(described(connection, "member"))
+        await asyncio.wait([asking], timeout=0.1)
+        stored.set()
+        assert (await asking).client_id == "member"
+        await subscribing
 
 
 async def test_a_simple_consumer_tells_where_its_messages_are_in_work(tmp_path: Path) -> None:
