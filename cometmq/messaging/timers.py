@@ -106,10 +106,13 @@ class TimerTable:
 
     def done(self, timers: Sequence[Timer]) -> None:
         """All timers up to the last of these are delivered, or need not be."""
-        for timer in timers:
-            assert timer > self.watermark, (timer, self.watermark)
-            self._take_skip(timer)
-            self.watermark = timer
+        if not timers:
+            return
+        assert timers[0] > self.watermark, (timers[0], self.watermark)
+        if self.skips or self._unwritten:
+            for timer in timers:
+                self._take_skip(timer)
+        self.watermark = timers[-1]
 
     def lost_before(self, offset: int) -> int:
         """The queue begins at ``offset`` now; how many messages were not looked at before."""

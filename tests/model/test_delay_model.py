@@ -10,6 +10,7 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -32,6 +33,10 @@ from tests.support.stores.small_stores import HOST, START_MS, WallClock
 
 LEVELS = (1, 2, 4)
 QUEUES = 2
+LARGE_FILES: dict[str, Any] = {
+    "mapped_file_size_commit_log": 8 << 20,
+    "mapped_file_size_consume_queue": 200_000,
+}
 
 
 class Story:
@@ -251,6 +256,27 @@ async def test_a_level_that_is_always_full_does_not_keep_the_others_waiting(
             await parts.schedule.deliver_due()
         assert levels[1].offset < 500
         assert [levels[level].offset for level in (2, 3)] == [1, 1]
+
+
+async def test_turns_are_short_until_what_is_due_is_half_a_second_late(tmp_path: Path) -> None:
+    """Sends wait for at most one of them at a time."""
+    clock = WallClock()
+    async with living_member(tmp_path / "store", clock=clock, **LARGE_FILES) as member:
+        await member.put("T", 1)
+        parts = Parts(member, clock)
+        one = encoded(SCHEDULE_TOPIC, 0, b"late", properties=delayed.prefix(1, "T", 0))
+        for _ in range(8):
+            await parts.produce.take(one * 1_000, [Claim("T", 0, 1_000, 1)], HOST)
+        await member.on_disk()
+        largest: dict[int, int] = {}
+        for late_ms in (0, 499, 500):
+            clock.now_ms = START_MS + 1_000 + late_ms
+            ends = [member.store.queue_bounds("T", 0)[1]]
+            for _ in range(4):  # the first ones as long as before
+                await parts.schedule.deliver_due()
+                ends.append(member.store.queue_bounds("T", 0)[1])
+            largest[late_ms] = ends[-1] - ends[-2]
+        assert largest == {0: 384, 499: 384, 500: 1_024}
 
 
 def bodies_of(member: Member, queue_id: int) -> list[bytes]:

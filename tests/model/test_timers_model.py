@@ -12,7 +12,7 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -41,6 +41,10 @@ from tests.support.stores.small_stores import HOST, START_MS, WallClock
 TOPICS = ("T", "U")
 HOUR_MS = 3_600_000
 RESERVED_MS = 72 * HOUR_MS
+LARGE_FILES: dict[str, Any] = {
+    "mapped_file_size_commit_log": 8 << 20,
+    "mapped_file_size_consume_queue": 200_000,
+}
 
 
 class Sent(NamedTuple):
@@ -324,6 +328,33 @@ async def test_messages_that_need_a_closer_look_take_no_others_along(tmp_path: P
             assert found_bodies == [bodies[n] for n in there]
         counts = {how: int(parts.metrics.timers_out.labels(how)._value.get()) for how in HOW}
         assert counts == {"delivered": 37, "lost": 1, "dropped": 1, "recalled": 1}
+
+
+async def test_turns_are_short_until_what_is_due_is_half_a_second_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "ARRIVALS_MAX", 8_192)
+    clock = WallClock()
+    async with living_member(tmp_path / "store", clock=clock, **LARGE_FILES) as member:
+        await member.put("T")
+        parts = Parts(member, clock)
+        due_ms = START_MS + 1_000
+        properties = timers.with_time(timers.prefix("T", 0), due_ms)
+        one = encoded(*TIMER_QUEUE, b"late", properties=properties)
+        for _ in range(8):
+            claim = Claim("T", 0, 1_000, timer=TimerForm.AT)
+            await parts.produce.take(one * 1_000, [claim], HOST)
+        await member.on_disk()
+        largest: dict[int, int] = {}
+        for late_ms in (0, 499, 500):
+            clock.now_ms = due_ms + late_ms
+            ends = [member.store.queue_bounds("T", 0)[1]]
+            for _ in range(4):  # the first ones as long as before
+                await parts.timers.turn()
+                ends.append(member.store.queue_bounds("T", 0)[1])
+            largest[late_ms] = ends[-1] - ends[-2]
+        parts.timers.close()
+        assert largest == {0: 384, 499: 384, 500: 1_024}
 
 
 HOW = ("delivered", "lost", "dropped", "recalled")

@@ -99,9 +99,9 @@ class DelayedList:
 
     async def _records(self, found: list[Timer]) -> AsyncIterator[tuple[Timer, Record]]:
         """Those that are there and not damaged."""
-        spans = await self._timers.spans(found)
-        named = [timer for timer in found if timer in spans]
-        places = [spans[timer] for timer in named]
+        spans = await self._timers.spans([timer.offset for timer in found])
+        named = [timer for timer in found if timer.offset in spans]
+        places = [spans[timer.offset] for timer in named]
         for part in slices(places, PAGE_MAX, READ_BYTES_MAX):
             records = await read_each(self._storage.store, places[part])
             for timer, one in zip(named[part], records, strict=True):

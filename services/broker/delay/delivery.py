@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from itertools import compress
+from bisect import bisect_right
+from collections.abc import Callable, Container, Mapping, Sequence
+from itertools import accumulate, compress
 from typing import NamedTuple, Protocol
 
 from cometmq.clock import Clock
@@ -29,18 +30,23 @@ from cometmq.telemetry import fields
 
 log = logging.getLogger(__name__)
 
-TURN_COUNT_MAX = 1024
 TURN_COUNT_MIN = 16
 TURN_BYTES_MAX = 1 << 20
-TURN_S = 0.005  # what a turn is to take of the event loop
 EACH_COUNT_MAX = 256  # of messages that have to be looked at one by one
 
 
-class DueMessage(NamedTuple):
-    """``offset``: its place in the queue in which it waits."""
+class TurnLimits(NamedTuple):
+    """``count_max``: messages of a turn. ``loop_s``: what it is to take of the event loop."""
 
-    span: Span
-    offset: int
+    count_max: int
+    loop_s: float
+
+
+# Short turns make sends wait less, long ones deliver more a second. All is to be readable 1 s after
+# its time: what is later than half of that comes first.
+SHORT_TURN = TurnLimits(384, 0.001)
+LONG_TURN = TurnLimits(1024, 0.005)
+LATE_MS = 500
 
 
 class Delivered(NamedTuple):
@@ -87,6 +93,7 @@ class Delivery:
         count_gone: Callable[[str], object],
     ) -> None:
         self.turn_count = TURN_COUNT_MIN
+        self._message_s = SHORT_TURN.loop_s / TURN_COUNT_MIN  # what one takes of the event loop
         self._storage = storage
         self._keeper = keeper
         self._relays = relays
@@ -96,46 +103,55 @@ class Delivery:
         self._count_gone = count_gone
         self._turn_bytes_max = batch_bytes_max(storage.store.log_file_bytes, TURN_BYTES_MAX)
 
-    def fitting(self, sizes_bytes: Iterable[int]) -> int:
-        """How many of the first of these fit one batch; at least one."""
-        left = self._turn_bytes_max
-        count = 0
-        for size in sizes_bytes:
-            left -= size
-            if left < 0 and count:
-                break
-            count += 1
-        return count
+    def fitting(self, spans: Sequence[Span]) -> int:
+        """How many of the first of these records fit one batch; at least one."""
+        ends = list(accumulate([size for _, size in spans]))
+        return max(1, bisect_right(ends, self._turn_bytes_max))
 
-    async def deliver(self, due: Sequence[DueMessage]) -> Delivered:
-        """Append some of the first of these, all or nothing; at least one is done if there is one.
-        Raises what ``MemberStorage.append_relayed`` raises, StoreFailed, Shortage.
+    async def deliver(
+        self, spans: Sequence[Span], offsets: Sequence[int], late_ms: int
+    ) -> Delivered:
+        """Append some of the first of these messages, all or nothing; at least one is done if there
+        is one. ``offsets``: their places in the queue in which they wait. ``late_ms``: so long ago
+        the first of them was due. Raises what ``MemberStorage.append_relayed`` raises, StoreFailed,
+        Shortage.
         """
-        return await self._deliver_run(due) or await self._deliver_each(due[:EACH_COUNT_MAX])
+        count = self.fitting(spans)
+        spans, offsets = spans[:count], offsets[:count]
+        begun = await self._deliver_run(spans, offsets)
+        if begun is None:
+            some = slice(EACH_COUNT_MAX)
+            begun = await self._deliver_each(spans[some], offsets[some])
+        delivered, begun_s = begun
+        self._fit_turn(delivered.appended_count, self._clock.monotonic_s() - begun_s, late_ms)
+        return delivered
 
-    async def _deliver_run(self, due: Sequence[DueMessage]) -> Delivered | None:
-        """Those of the first that have our form. None: the first one needs a look."""
-        found = await read_joined(self._storage.store, [one.span for one in due])
+    async def _deliver_run(
+        self, spans: Sequence[Span], offsets: Sequence[int]
+    ) -> tuple[Delivered, float] | None:
+        """Those of the first that have our form, and when they had been read. None: the first one
+        needs a look.
+        """
+        found = await read_joined(self._storage.store, spans)
         if found is None:
             return None
         begun_s = self._clock.monotonic_s()
         sources, places = found
-        left: Sequence[int] = range(len(due))
+        left: Sequence[int] = range(len(spans))
         if skips := self._gone.skips:  # while they were read some may have been recalled
-            is_wanted = [one.offset not in skips for one in due]
+            is_wanted = [offset not in skips for offset in offsets]
             left, places = [*compress(left, is_wanted)], array("I", compress(places, is_wanted))
         texts, chosen = delivery_targets(sources, places)
         queues = [self._plain_queue(text) for text in texts]
         if None in queues:
             closer = {index for index, queue in enumerate(queues) if queue is None}
             del chosen[next(at for at, index in enumerate(chosen) if index in closer) :]
-        done = left[len(chosen)] if len(chosen) < len(left) else len(due)
-        if not done and due:
+        done = left[len(chosen)] if len(chosen) < len(left) else len(spans)
+        if not done and spans:
             return None
         if chosen:
             self._relays.append_run(_run(sources, places[: len(chosen)], chosen, queues))
-        self._fit_turn(len(chosen), self._clock.monotonic_s() - begun_s)
-        return Delivered(done, len(chosen))
+        return Delivered(done, len(chosen)), begun_s
 
     def _plain_queue(self, text: bytes) -> QueueKey | None:
         """The queue that all messages with this target go to; None: each needs a look."""
@@ -145,16 +161,18 @@ class Delivery:
         queue = self._queue(target)
         return None if isinstance(queue, str) else queue
 
-    async def _deliver_each(self, due: Sequence[DueMessage]) -> Delivered:
+    async def _deliver_each(
+        self, spans: Sequence[Span], offsets: Sequence[int]
+    ) -> tuple[Delivered, float]:
         """The same, one by one."""
-        found = await read_each(self._storage.store, [one.span for one in due])
+        found = await read_each(self._storage.store, spans)
         begun_s = self._clock.monotonic_s()
         relayed: list[Relayed] = []
-        for message, one in zip(due, found, strict=True):
-            if message.offset in self._gone.skips:  # recalled while it was read
+        for (place, _), offset, one in zip(spans, offsets, found, strict=True):
+            if offset in self._gone.skips:  # recalled while it was read
                 continue
             if not isinstance(one, Record):
-                self.lose(message.span[0], str(one))
+                self.lose(place, str(one))
             elif queue := self.target(one):
                 try:
                     relayed.append(relay(one, *queue, self._relays.host))
@@ -162,8 +180,7 @@ class Delivery:
                     self.lose(one.log_offset, str(error))
         if relayed:
             self._relays.append(relayed)
-        self._fit_turn(len(relayed), self._clock.monotonic_s() - begun_s)
-        return Delivered(len(due), len(relayed))
+        return Delivered(len(spans), len(relayed)), begun_s
 
     # --- where a message goes ---------------------------------------------------------------------
 
@@ -199,10 +216,12 @@ class Delivery:
         log.error("%s is lost", self._noun, extra=fields(at=log_offset, reason=reason))
         self._count_gone("lost")
 
-    def _fit_turn(self, count: int, spent_s: float) -> None:
+    def _fit_turn(self, count: int, spent_s: float, late_ms: int) -> None:
+        limits = LONG_TURN if late_ms >= LATE_MS else SHORT_TURN
         if count >= self.turn_count // 2:
-            fitting = int(count * TURN_S / max(spent_s, 1e-4))
-            self.turn_count = min(TURN_COUNT_MAX, max(TURN_COUNT_MIN, fitting))
+            self._message_s = max(spent_s, 1e-4) / count
+        fitting = int(limits.loop_s / self._message_s)
+        self.turn_count = min(limits.count_max, max(TURN_COUNT_MIN, fitting))
 
 
 def _run(

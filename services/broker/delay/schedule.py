@@ -23,9 +23,10 @@ from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging.delay import LevelProgress, Now
 from cometmq.model import QueueKey
+from cometmq.store.log.commitlog import Span
 from cometmq.telemetry import fields
 from services.broker.delay.believed_time import BelievedTime
-from services.broker.delay.delivery import EACH_COUNT_MAX, Delivery, DueMessage
+from services.broker.delay.delivery import EACH_COUNT_MAX, Delivery
 
 log = logging.getLogger(__name__)
 
@@ -123,25 +124,28 @@ class ScheduleService:
 
     async def _deliver(self, parts: Sequence[_Part], now: Now) -> bool:
         """Whether all of them are done."""
-        due = [
-            DueMessage((log_offset, size), part.level.offset + number)
-            for part in parts
-            for number, (log_offset, size, _) in enumerate(queueunit.iterate(part.units))
-        ]
-        fitting = due[: self._delivery.fitting(one.span[1] for one in due)]
-        done, appended = await self._delivery.deliver(fitting)
+        spans: list[Span] = []
+        offsets: list[int] = []
+        late_ms = 0
+        for level, units in parts:
+            part = [(place, size) for place, size, _ in queueunit.iterate(units)]
+            spans += part
+            offsets += range(level.offset, level.offset + len(part))
+            _, _, due_ms = queueunit.unit_at(units, 0)
+            late_ms = max(late_ms, now.wall_ms - due_ms)
+        done, appended = await self._delivery.deliver(spans, offsets, late_ms)
         self._metrics.delay_out.labels("delivered").inc(appended)
         left = done
-        for part in parts:
-            count = min(left, len(part.units) // queueunit.UNIT_BYTES)
+        for level, units in parts:
+            count = min(left, len(units) // queueunit.UNIT_BYTES)
             left -= count
             if count:
-                part.level.delivered(count)
+                level.delivered(count)
                 for number in (0, count - 1):
-                    _, _, due_ms = queueunit.unit_at(part.units, number)
+                    _, _, due_ms = queueunit.unit_at(units, number)
                     late_s = max(0, now.wall_ms - due_ms) / 1000
                     self._metrics.delay_latency_s.observe(late_s)
-        return done == len(due)
+        return done == len(spans)
 
     # --- before retention -------------------------------------------------------------------------
 
@@ -165,8 +169,10 @@ class ScheduleService:
         first, store = level.offset, self._storage.store
         units = await read_units(store, queue, first, min(EACH_COUNT_MAX, stop - first))
         waiting = list(queueunit.iterate(units))
-        waiting = waiting[: self._delivery.fitting(size for _, size, _ in waiting)]
-        found = await read_each(store, [(place, size) for place, size, _ in waiting])
+        spans = [(place, size) for place, size, _ in waiting]
+        fitting = self._delivery.fitting(spans)
+        waiting = waiting[:fitting]
+        found = await read_each(store, spans[:fitting])
         await self._keeper.create_system_topic(TIMER_TOPIC, 1)
         moved: list[Relayed] = []
         for (place, _, due_ms), one in zip(waiting, found, strict=True):

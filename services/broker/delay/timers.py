@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 from typing import TypeVar
 
 from cometmq.clock import Clock
@@ -43,7 +45,7 @@ from cometmq.store.timers.entries import (
 from cometmq.store.timers.index import Job
 from cometmq.telemetry import fields
 from services.broker.delay.believed_time import BelievedTime
-from services.broker.delay.delivery import Delivery, DueMessage
+from services.broker.delay.delivery import Delivery
 
 log = logging.getLogger(__name__)
 
@@ -156,7 +158,7 @@ class TimerService:
             return True
         due = self.index.peek(now_ms, self._delivery.turn_count)
         if due:
-            found = [Timer(*entry) for entry in iterate(due)]
+            found = _timers(due)
             count = await self._deliver(found, now_ms)
             # First what counts: a damaged index is made again from it.
             self.table.done(found[:count])
@@ -364,16 +366,16 @@ class TimerService:
         """Append what has to be delivered of the first of these, all or nothing; how many of them
         are done.
         """
-        spans = await self.spans(self.table.wanted(due))
-        sizes = (spans[timer][1] if timer in spans else 0 for timer in due)
-        due = due[: self._delivery.fitting(sizes)]
-        wanted = [timer for timer in due if timer in spans]
-        delivered = await self._delivery.deliver(
-            [DueMessage(spans[timer], timer.offset) for timer in wanted]
-        )
-        if delivered.done_count < len(wanted):
-            due = due[: due.index(wanted[delivered.done_count])]
-        self._note_done(due, delivered.appended_count, now_ms)
+        offsets = [timer.offset for timer in self.table.wanted(due)]
+        spans = await self.spans(offsets)
+        if len(spans) < len(offsets):
+            offsets = [offset for offset in offsets if offset in spans]
+        places = [spans[offset] for offset in offsets]
+        done, appended = await self._delivery.deliver(places, offsets, now_ms - due[0].due_ms)
+        if done < len(offsets):
+            next_offset = offsets[done]
+            due = due[: next(at for at, timer in enumerate(due) if timer.offset == next_offset)]
+        self._note_done(due, appended, now_ms)
         return len(due)
 
     def _note_done(self, due: Sequence[Timer], delivered: int, now_ms: int) -> None:
@@ -384,27 +386,22 @@ class TimerService:
         for timer in (due[0], due[-1]):
             self._metrics.timer_lateness_s.observe(max(0, now_ms - timer.due_ms) / 1000)
 
-    async def spans(self, wanted: Sequence[Timer]) -> dict[Timer, Span]:
-        """Where the log has these messages. Those near each other in the queue are looked up
-        together.
+    async def spans(self, offsets: Sequence[int]) -> dict[int, Span]:
+        """Where the log has the messages at these offsets of the queue. Those near each other are
+        looked up together.
         """
-        by_offset = sorted(wanted, key=lambda timer: timer.offset)
-        spans: dict[Timer, Span] = {}
+        left = sorted(offsets)
+        spans: dict[int, Span] = {}
         at = 0
-        while at < len(by_offset):
-            first, end = by_offset[at].offset, at + 1
-            while (
-                end < len(by_offset)
-                and by_offset[end].offset <= by_offset[end - 1].offset + UNITS_GAP_MAX
-                and by_offset[end].offset < first + ARRIVALS_MAX
-            ):
-                end += 1
-            units = await self._units(first, by_offset[end - 1].offset + 1 - first)
-            count = len(units) // queueunit.UNIT_BYTES
-            read = [timer for timer in by_offset[at:end] if timer.offset < first + count]
-            for timer in read:
-                place, size, _ = queueunit.unit_at(units, timer.offset - first)
-                spans[timer] = place, size
+        while at < len(left):
+            first, end = left[at], bisect_left(left, left[at] + ARRIVALS_MAX)
+            gaps = (n for n in range(at + 1, end) if left[n] - left[n - 1] > UNITS_GAP_MAX)
+            end = next(gaps, end)
+            units = await self._units(first, left[end - 1] + 1 - first)
+            read = left[at : bisect_left(left, first + len(units) // queueunit.UNIT_BYTES, at, end)]
+            for offset in read:
+                place, size, _ = queueunit.unit_at(units, offset - first)
+                spans[offset] = place, size
             at += max(1, len(read))
         return spans
 
@@ -451,10 +448,11 @@ class TimerService:
         )
         old = [one for one in waiting if one.offset < stop][: self._delivery.turn_count]
         if old:
-            spans = await self.spans(old)
-            sizes = (spans[timer][1] if timer in spans else 0 for timer in old)
-            old = old[: self._delivery.fitting(sizes)]
-            await self._store_again({timer: spans[timer] for timer in old if timer in spans})
+            spans = await self.spans([timer.offset for timer in old])
+            old = old[: self._delivery.fitting([spans.get(one.offset, (0, 0)) for one in old])]
+            await self._store_again(
+                {timer: spans[timer.offset] for timer in old if timer.offset in spans}
+            )
         rest = waiting[len(old) :]
         reached = rest[0].offset if rest else first + len(units) // queueunit.UNIT_BYTES
         self.table.rolled_to(min(reached, self.table.mark.arrivals))
@@ -481,6 +479,11 @@ class TimerService:
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def _timers(entries: bytes) -> list[Timer]:
+    """Of sorted entries; no call of Python for each: there are many."""
+    return list(map(tuple.__new__, repeat(Timer), iterate(entries)))
 
 
 def _knows_nothing(_covered: Coverage) -> bool:
