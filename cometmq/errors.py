@@ -380,8 +380,8 @@ class TransactionNotFound(MissingError):
 
     code = 2010
     advice = (
-        "Name the half as the answer to its send, or the check, named it: its place in the half "
-        "queue and its transaction id, at the broker group that has it."
+        "See cometmq transaction list, and with --given-up those that no producer has ended. A "
+        "client names a half as the answer to its send, or the check, did."
     )
 
 
@@ -514,8 +514,9 @@ class HandleInvalid(ConflictError):
 
     code = 3040
     advice = (
-        "The message comes again, to this member or to another one. Acknowledge messages before "
-        "their invisible time is over, or change it while the work goes on."
+        "A message that is not acknowledged comes again, to this member or to another one. "
+        "Acknowledge messages before their invisible time is over, or change it while the work "
+        "goes on."
     )
 
 
@@ -843,7 +844,7 @@ class ClientClosed(ConflictError):
     """The client object is not open."""
 
     code = 4007
-    advice = "Use the client inside its `async with` block."
+    advice = "Use the client inside its `async with` block, or `with` of cometmq.client.sync."
 
 
 class ProcessFailed(BusyError):

@@ -158,7 +158,9 @@ async def _find(
                 at.append(one.broker_group)
     if not found:
         where = f" of group {group}" if group else ""
-        raise ClientNotFound(f"no client {client_id}{where} is connected to any broker group")
+        raise ClientNotFound(
+            f"no {kind or 'client'} {client_id}{where} is connected to any broker group"
+        )
     return list(found.values())
 
 

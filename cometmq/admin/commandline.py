@@ -16,6 +16,7 @@ from cometmq.errors import CometError
 EXIT_FAULTY = 3  # what was asked was found out, and is not as it should be
 EXIT_INTERRUPTED = 130  # what shells say of a program that Ctrl-C ended
 DEFAULT_DIRECTORY = ".cometmq"
+OFFSET_MAX = 2**63 - 1
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -25,7 +26,7 @@ def parse_places(texts: Iterable[str]) -> list[tuple[str, int]]:
     found: list[tuple[str, int]] = []
     for text in texts:
         owner, _, offset = text.rpartition("/")
-        if not owner or not offset.isdecimal():
+        if not owner or not offset.isdecimal() or int(offset) > OFFSET_MAX:
             raise click.UsageError(f"{text!r} is not BROKER_GROUP/OFFSET")
         found.append((owner, int(offset)))
     return found

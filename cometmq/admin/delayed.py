@@ -29,7 +29,8 @@ class Wanted(NamedTuple):
 
 
 async def delayed(connection: Connection, wanted: Wanted, count_max: int) -> list[DelayedView]:
-    """The messages that come next, of all broker groups, at most so many."""
+    """The messages that come next, of all broker groups, at most so many. Raises TopicNotFound."""
+    await _check_topic(connection, wanted)
     found: list[DelayedView] = []
     for name, writer in (await connection.writers()).items():
         of_group: list[DelayedView] = []
@@ -42,7 +43,8 @@ async def delayed(connection: Connection, wanted: Wanted, count_max: int) -> lis
 
 
 async def count_by_topic(connection: Connection, wanted: Wanted) -> list[DelayedCountView]:
-    """How many messages wait, by topic: looks at each of them."""
+    """How many messages wait, by topic: looks at each of them. Raises TopicNotFound."""
+    await _check_topic(connection, wanted)
     counts: Counter[tuple[str, str]] = Counter()
     for name, writer in (await connection.writers()).items():
         async for one in _each(connection, name, writer, wanted):
@@ -51,6 +53,12 @@ async def count_by_topic(connection: Connection, wanted: Wanted) -> list[Delayed
         DelayedCountView(broker_group, topic, count)
         for (broker_group, topic), count in counts.most_common()
     ]
+
+
+async def _check_topic(connection: Connection, wanted: Wanted) -> None:
+    """Raises TopicNotFound: no message waits for such a topic."""
+    if wanted.topic:
+        await connection.route(wanted.topic)
 
 
 async def count_by_time(

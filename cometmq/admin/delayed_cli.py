@@ -10,7 +10,7 @@ from cometmq.admin import delayed
 from cometmq.admin.cluster_command import cluster_command
 from cometmq.admin.connection import Connection
 from cometmq.admin.delayed import Wanted
-from cometmq.admin.search_cli import Time
+from cometmq.admin.search_cli import Time, check_range
 from cometmq.admin.views import DelayedCountView, DelayedView, RecalledView
 from cometmq.clock import SystemClock
 
@@ -20,7 +20,7 @@ COUNT_MAX = 10_000
 def add_to(message_group: click.Group) -> None:
     """Make the commands."""
 
-    @cluster_command(message_group, "delayed")
+    @cluster_command(message_group, "delayed", has_more=True)
     @click.option("--topic", default="", help="Only messages for this topic.")
     @click.option("--begin", "begin_ms", type=Time(), metavar="TIME", help="Not due before.")
     @click.option("--end", "end_ms", type=Time(), metavar="TIME", help="Not due after.")
@@ -35,11 +35,13 @@ def add_to(message_group: click.Group) -> None:
     ) -> list[DelayedView] | list[DelayedCountView]:
         """List messages that wait for a time of their own, next first.
 
-        Those of delay levels are not among them. --count-by topic looks at each message;
-        --count-by time counts all, recalled ones too.
+        Those of delay levels are not among them. --wide adds the handles for message recall.
+        --count-by topic looks at each message; --count-by time counts all, and a recalled one twice
+        until its time.
 
         mqadmin: none.
         """
+        check_range(options["begin_ms"], options["end_ms"])
         begin_ms, end_ms = options["begin_ms"] or 0, options["end_ms"] or 0
         wanted = Wanted(options["topic"], begin_ms, end_ms)
         if count_by == "time":

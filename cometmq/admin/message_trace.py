@@ -5,8 +5,10 @@ offsets of brokers.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
+from itertools import chain
 
 from cometmq.admin.connection import Connection, call
 from cometmq.admin.messages import get_message
@@ -20,7 +22,8 @@ from cometmq.errors import (
     TopicNotFound,
 )
 from cometmq.format import delayed, timers, trace
-from cometmq.format.properties import RETRY_TOPIC
+from cometmq.format.halves import GIVEN_UP_TOPIC, HALF_TOPIC, REAL_TOPIC
+from cometmq.format.properties import RETRY_TOPIC, encode
 from cometmq.format.trace import EndTransaction, Pub, Recall, SubAfter, SubBefore, TraceRecord
 from cometmq.model import DLQ_PREFIX, RETRY_PREFIX
 from cometmq.rpc.tasks import map_bounded
@@ -32,6 +35,7 @@ GROUPS_AT_A_TIME = 16
 
 # Events.
 PRODUCED, STORED, DELIVERED, CONSUMED = "produced", "stored", "delivered", "consumed"
+DELAYED, HALF, GIVEN_UP = "delayed", "half stored", "given up"
 RETRIED, DEAD_LETTER, RECALLED = "sent back", "dead letter", "recalled"
 RESENT = "sent again"  # a dead letter, to its group
 ENDED, CHECKED = "transaction ended", "transaction checked"
@@ -39,6 +43,8 @@ PASSED, NOT_PASSED = "group is past it", "group is before it"
 # Sources of events.
 STORE, TRACE, OFFSETS = "store", "trace", "offsets"
 
+# Topics of messages that wait for their time, or for the end of their transaction.
+_WAITING_TOPICS = (timers.TIMER_TOPIC, delayed.SCHEDULE_TOPIC, HALF_TOPIC, GIVEN_UP_TOPIC)
 # Properties of messages that waited for their time, or for the end of their transaction.
 _WAITED = (delayed.DELAY, *timers.TIMER_DELAYS, timers.TIMER_OUT_MS, timers.TIMER_DELIVER_MS)
 _STATES = {"COMMIT_MESSAGE": "commit", "ROLLBACK_MESSAGE": "rollback", "UNKNOW": "unknown"}
@@ -57,28 +63,35 @@ async def trace_message(
         message = await get_message(connection, name)
     unique_id = message.unique_id if message is not None else name
     if message is not None:
-        topic = message.properties.get(RETRY_TOPIC) or message.topic
+        topic = _topic_of(message)
     records = await _records(connection, trace_topic, unique_id)
     topic = topic or next((r.topic for r, _ in records if isinstance(r, Pub)), "")
     stored = await _stored(connection, topic, unique_id) if topic and unique_id else []
-    if message is not None and not stored:
-        stored = [message]
-    if not (stored or records):
+    waiting = await _waiting(connection, topic, unique_id) if unique_id and not stored else []
+    if waiting and not topic:
+        topic = _topic_of(waiting[0])
+        stored = await _stored(connection, topic, unique_id)
+    if message is not None and not (stored or waiting):
+        place = waiting if message.topic in _WAITING_TOPICS else stored
+        place.append(message)
+    if not (stored or waiting or records):
         where = f" in topic {topic}" if topic else "; give --topic for a unique id"
         raise MessageNotFound(f"no message and no trace with the id {name}{where}")
-    return await _timeline(connection, unique_id, records, stored)
+    return await _timeline(connection, unique_id, records, stored, waiting)
 
 
 async def trace_key(
     connection: Connection, topic: str, key: str, trace_topic: str = trace.TRACE_TOPIC
 ) -> list[TraceEventView]:
-    """The events of all messages of a topic with a key, at most 64, one message after the other.
-    MessageNotFound.
+    """The events of all messages of a topic with a key, at most 64, one message after the other;
+    also those that wait. MessageNotFound, TopicNotFound.
     """
-    found = await query_messages(connection, topic, key=key, count_max=FOUND_MAX)
+    found = (await query_messages(connection, topic, key=key, count_max=FOUND_MAX))[::-1]
+    found += await _waiting(connection, topic, key, by_key=True)
     if not found:
         raise MessageNotFound(f"no message of topic {topic} has the key {key}")
-    oldest_first = dict.fromkeys(one.unique_id or one.message_id for one in reversed(found))
+    names = dict.fromkeys(one.unique_id or one.message_id for one in found)
+    oldest_first = list(names)[:FOUND_MAX]
     events: list[TraceEventView] = []
     for name in oldest_first:
         events += await trace_message(connection, name, topic, trace_topic)
@@ -112,13 +125,42 @@ async def _stored(
     return found[::-1]
 
 
+async def _waiting(
+    connection: Connection, topic: str, name: str, *, by_key: bool = False
+) -> list[MessageView]:
+    """The records of messages for the topic that wait, or did, oldest first; an empty topic: for
+    any, but none that a group sent back.
+    """
+
+    async def ask(waiting_topic: str) -> list[MessageView]:
+        return await _stored(connection, waiting_topic, name, by_key=by_key)
+
+    found = chain(*await map_bounded(ask, _WAITING_TOPICS, len(_WAITING_TOPICS)))
+    targets = [(one, one.properties.get(REAL_TOPIC, "")) for one in found]
+    wanted = [
+        one
+        for one, target in targets
+        if (target == topic if topic else not target.startswith(RETRY_PREFIX))
+    ]
+    return sorted(wanted, key=lambda one: one.store_time_ms)
+
+
+def _topic_of(message: MessageView) -> str:
+    """The topic that it was sent to."""
+    waits_for = message.properties.get(REAL_TOPIC) if message.topic in _WAITING_TOPICS else ""
+    return message.properties.get(RETRY_TOPIC) or waits_for or message.topic
+
+
 async def _timeline(
     connection: Connection,
     unique_id: str,
     records: Sequence[tuple[TraceRecord, MessageView]],
     stored: Sequence[MessageView],
+    waiting: Sequence[MessageView],
 ) -> list[TraceEventView]:
     events = [*_sent(unique_id, records, stored), *_calls(records), *_others(records)]
+    if not stored:
+        events += _waits(unique_id, waiting, {(one.event, one.result) for one in events})
     progress = await _progress(connection, stored)
     called = {event.group for event in events if event.event == CONSUMED}
 
@@ -167,6 +209,50 @@ def _sent(
             result=_result(True),
             detail=detail,
         )
+
+
+def _waits(
+    unique_id: str, waiting: Sequence[MessageView], told: set[tuple[str, str]]
+) -> Iterator[TraceEventView]:
+    """Where a message waits, or how that ended. ``told``: events and results of its trace."""
+    if waiting and not any(event == PRODUCED for event, _ in told):
+        first = waiting[0]
+        topic, born_ms = _topic_of(first), first.born_time_ms
+        yield TraceEventView(born_ms, PRODUCED, unique_id, topic, client=first.born_host)
+    for message in waiting:
+        event, detail = _wait(message)
+        if (event, _result(True)) in told:  # or it was stored once more, before retention
+            continue
+        told.add((event, _result(True)))
+        yield TraceEventView(
+            message.store_time_ms,
+            event,
+            unique_id,
+            _topic_of(message),
+            result=_result(True),
+            detail=f"{message.message_id}{detail}",
+        )
+
+
+def _wait(message: MessageView) -> tuple[str, str]:
+    """The event that a record of a message that waits tells, and what it waits for."""
+    has = message.properties
+    if message.topic == timers.TIMER_TOPIC:
+        if timers.TIMER_DEL_UNIQKEY in has:
+            return RECALLED, ""
+        return DELAYED, f", due {_due(has)}"
+    if message.topic == delayed.SCHEDULE_TOPIC:
+        return DELAYED, f", level {has.get(delayed.DELAY, '')}"
+    return HALF if message.topic == HALF_TOPIC else GIVEN_UP, ""
+
+
+def _due(properties: Mapping[str, str]) -> str:
+    """The local time at which a message is due."""
+    due_ms = timers.due_ms(encode(properties))
+    try:
+        return datetime.fromtimestamp((due_ms or 0) / 1000).isoformat(" ", "milliseconds")
+    except (ValueError, OverflowError):  # RocketMQ takes any number
+        return f"{due_ms} ms"
 
 
 def _calls(records: Sequence[tuple[TraceRecord, MessageView]]) -> Iterator[TraceEventView]:

@@ -460,6 +460,8 @@ def _role(member: views.MemberView | views.BrokerMemberView) -> str:
 _WIDE_ONLY: dict[type, tuple[str, ...]] = {
     views.ClientView: ("agent",),
     views.ClientQueueView: ("bytes",),
+    views.DelayedView: ("recall handle",),
+    views.HalfView: ("unique id",),
     views.MemberView: ("cluster", "topics", "on disk", "version", "started"),
     views.GroupSettingsView: (
         "from min",
@@ -623,6 +625,7 @@ _COLUMNS: dict[type, tuple[Column, ...]] = {
         ("half", lambda v: f"{v.broker_group}/{v.offset}"),
         ("producer group", lambda v: v.producer_group),
         ("topic", lambda v: v.topic),
+        ("unique id", lambda v: v.unique_id),
         ("keys", lambda v: v.keys),
         ("stored", lambda v: _time(v.store_time_ms)),
         ("checks", lambda v: v.check_count),
@@ -641,6 +644,7 @@ _COLUMNS: dict[type, tuple[Column, ...]] = {
         ("message id", lambda v: v.message_id),
         ("unique id", lambda v: v.unique_id),
         ("bytes", lambda v: v.size_bytes),
+        ("recall handle", lambda v: v.recall_handle),
     ),
     views.DelayedCountView: (
         ("broker group", lambda v: v.broker_group),

@@ -10,7 +10,7 @@ from cometmq.admin.convert import message_view
 from cometmq.admin.dead_letters import PREVIEW_CHARACTERS, count_sent, errors_of
 from cometmq.admin.topic_reader import open_reader
 from cometmq.admin.views import HalfView, HalvesChangedView, MessageView
-from cometmq.errors import TopicNotFound, TransactionNotFound
+from cometmq.errors import StoreDamaged, TopicNotFound, TransactionNotFound
 from cometmq.format.halves import GIVEN_UP_TOPIC, PGROUP, REAL_QID, REAL_TOPIC
 from cometmq.v1 import broker_pb2, namesrv_pb2
 
@@ -18,30 +18,37 @@ AT_ONCE = 256  # halves of one call
 
 Place = tuple[str, int]  # broker group, offset
 Results = Iterable[broker_pb2.ResendResult]
+Halves = AsyncIterator[tuple[HalfView, MessageView | None]]
 
 
-async def open_halves(
-    connection: Connection, group: str = ""
-) -> AsyncIterator[tuple[HalfView, MessageView | None]]:
+async def open_halves(connection: Connection, group: str = "") -> Halves:
     """Half messages whose transactions have not ended, of one producer group or of all: by broker
     group, the oldest first.
     """
     for name, member in sorted((await connection.writers()).items()):
         request = broker_pb2.QueryHalvesRequest(producer_group=group)
-        while True:
-            method = connection.admin(member).QueryHalves
-            answer = await call(member.internal_address, method, request)
-            for one in answer.halves:
-                message = message_view(one.message) if one.HasField("message") else None
-                yield _open_view(name, one, message), message
-            if not answer.HasField("next_half_offset"):
-                break
-            request.first_half_offset = answer.next_half_offset
+        async for found in _open_at(connection, name, member, request):
+            yield found
 
 
-async def given_up(
-    connection: Connection, group: str = ""
-) -> AsyncIterator[tuple[HalfView, MessageView]]:
+async def _open_at(
+    connection: Connection,
+    name: str,
+    member: namesrv_pb2.Member,
+    request: broker_pb2.QueryHalvesRequest,
+) -> Halves:
+    """Those of one broker group, page by page."""
+    while True:
+        answer = await call(member.internal_address, connection.admin(member).QueryHalves, request)
+        for one in answer.halves:
+            message = message_view(one.message) if one.HasField("message") else None
+            yield _open_view(name, one, message), message
+        if not answer.HasField("next_half_offset"):
+            return
+        request.first_half_offset = answer.next_half_offset
+
+
+async def given_up(connection: Connection, group: str = "") -> Halves:
     """Half messages that no producer has ended, by store time."""
     try:
         reader = await open_reader(connection, GIVEN_UP_TOPIC)
@@ -96,12 +103,20 @@ def _of_message(message: MessageView | None) -> dict[str, Any]:
 
 
 async def find(connection: Connection, place: Place, *, is_given_up: bool) -> MessageView:
-    """One half message, whole. TransactionNotFound."""
-    listed = given_up(connection) if is_given_up else open_halves(connection)
-    async for view, message in listed:
-        if (view.broker_group, view.offset) == place and message is not None:
+    """One half message, whole. TransactionNotFound, GroupNotFound (of the broker group)."""
+    name, offset = place
+    writer = (await connection.writers((name,)))[name]
+    request = broker_pb2.QueryHalvesRequest(first_half_offset=offset, max_count=1)
+    halves = given_up(connection) if is_given_up else _open_at(connection, name, writer, request)
+    async for view, message in halves:
+        if (view.broker_group, view.offset) == place:
+            if message is None:
+                drop = f"cometmq transaction drop {name}/{offset}"
+                raise StoreDamaged(f"half message {name}/{offset} cannot be read: {drop} ends it")
             return message
-    raise TransactionNotFound(f"there is no half message {place[0]}/{place[1]}")
+        if not is_given_up:  # it is the next one
+            break
+    raise TransactionNotFound(f"there is no half message {name}/{offset}")
 
 
 async def resume(connection: Connection, places: Sequence[Place]) -> HalvesChangedView:

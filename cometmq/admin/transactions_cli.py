@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Any
-
 import click
 
 from cometmq.admin import transactions
@@ -34,13 +31,9 @@ async def transaction_list(
 
     mqadmin has no such verb.
     """
-    listed: AsyncIterator[tuple[HalfView, Any]]
-    if given_up:
-        listed = transactions.given_up(connection, group)
-    else:
-        listed = transactions.open_halves(connection, group)
+    halves = transactions.given_up if given_up else transactions.open_halves
     found: list[HalfView] = []
-    async for view, _ in listed:
+    async for view, _ in halves(connection, group):
         found.append(view)
         if len(found) == count:
             break

@@ -32,7 +32,13 @@ from cometmq.client.received import ReceivedMessage
 from cometmq.client.remote.answers import Answers
 from cometmq.client.remote.description import Describer
 from cometmq.client.requests.replier import Replier
-from cometmq.client.requests.requester import ReplyCallback, Requests, Sending, call_back
+from cometmq.client.requests.requester import (
+    ReplyCallback,
+    Requests,
+    Sending,
+    call_back,
+    check_callback,
+)
 from cometmq.client.selectors import choose_by_hash
 from cometmq.client.sending.batch import Waiter
 from cometmq.client.sending.batcher import Buffer
@@ -317,8 +323,10 @@ class Producer:
         self, message: Message, callback: ReplyCallback, timeout_s: float = 3.0
     ) -> None:
         """As :meth:`request`, but ``callback(reply, error)`` is called in the event loop, with one
-        of the two, when the request has ended. It must not block.
+        of the two, when the request has ended. It must not block. Raises InvalidRequest: it is no
+        function, or a coroutine function.
         """
+        check_callback(callback)
         future = await self._requests.start(message, timeout_s)
         future.add_done_callback(partial(call_back, callback))
 

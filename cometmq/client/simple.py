@@ -390,9 +390,11 @@ class SimpleConsumer:
 
     async def ack_many(self, messages: Collection[ReceivedMessage]) -> None:
         """As :meth:`ack`, with one call for each broker group. Raises the first message's error;
-        the others are acknowledged all the same.
+        the others are acknowledged all the same. InvalidRequest: what is no received message.
         """
         self._check_open()
+        if not isinstance(messages, Collection):
+            raise InvalidRequest(f"ack_many takes messages, not {type(messages).__name__}.")
         first_error: CometError | None = None
         by_group: defaultdict[str, defaultdict[Lease, set[int]]] = defaultdict(
             lambda: defaultdict(set)

@@ -64,11 +64,11 @@ class Handle(NamedTuple):
         return base64.urlsafe_b64encode(text.encode()).decode()
 
 
-def decode(handle: str) -> Handle:
+def decode(handle: object) -> Handle:
     """Raises RecallHandleInvalid for what no broker of ours has given."""
     try:
-        if len(handle) > HANDLE_CHARACTERS_MAX:
-            raise ValueError("it is too long")
+        if not isinstance(handle, str) or len(handle) > HANDLE_CHARACTERS_MAX:
+            raise ValueError("it is no text, or too long")
         text = base64.b64decode(handle.encode(), altchars=b"-_", validate=True).decode()
         version, topic, broker_group, due, rest = text.split(" ", 4)
         unique_id, places, generation, mac = rest.rsplit(" ", 3)  # an id may have blanks
@@ -78,7 +78,7 @@ def decode(handle: str) -> Handle:
         run = RecallRun(broker_group, topic, _number(generation), first, count)
         return Handle(run, place, _number(due), unique_id, bytes.fromhex(mac))
     except ValueError:
-        raise RecallHandleInvalid(f"{handle[:80]!r} is no handle of ours") from None
+        raise RecallHandleInvalid(f"{handle!r:.80} is no handle of ours") from None
 
 
 def _number(text: str) -> int:

@@ -61,6 +61,7 @@ PRINTED = {
         r"3 of 3 orders are shipped, each once",
     ],
     "jobs": [rf"job {number} is done" for number in range(6)],
+    "message_groups": [r"20 of 20 accounts in order, last: account-7"],
     "by_key": [r"8 of 8 orders in order, 8 failed once"],
     "without_asyncio": [
         r"stored 10 jobs",
@@ -156,6 +157,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Example]:
             "broker",
             broker_group="g1",
             namesrv=namesrv.address,
+            trace_topic_enable="true",
             internal_port=0,
             store_path=folder / "store",
             mapped_file_size_commit_log=32 * 1024 * 1024,
@@ -184,7 +186,7 @@ def test_no_two_examples_share_a_topic() -> None:
 
 def test_every_example_is_run_by_a_test() -> None:
     names = {path.stem for path in (ROOT / "examples").glob("*.py")} - NOT_RUN_HERE
-    assert names == PRINTED.keys() | {"service", "exactly_once", "dump"}
+    assert names == PRINTED.keys() | {"service", "exactly_once", "dump", "traced"}
 
 
 @pytest.mark.parametrize("name", PRINTED)
@@ -232,6 +234,20 @@ def test_the_service_ends_with_its_work_committed(example: Example) -> None:
     assert [lines.pop() for lines in printed] == ["committed", "committed"]
     done = [line.split()[1] for lines in printed for line in lines]
     assert sorted(done) == sorted(orders)
+
+
+def test_a_message_is_traced_from_its_send_to_the_end_of_its_call(example: Example) -> None:
+    *spans, command = example.run("traced")
+    assert {line.partition(": ")[2] for line in spans} == {"send Parcels", "process Parcels"}
+    assert len({line.partition(": ")[0] for line in spans}) == 1, "one trace"
+    _, *words = command.split()
+    events = json.loads("".join(example.cometmq(*words, "--output", "json")))
+    told = [(one["event"], one["source"], one["result"]) for one in events if one["time_ms"]]
+    assert sorted(told) == [
+        ("consumed", "trace", "ok"),
+        ("produced", "trace", "ok"),
+        ("stored", "store", "ok"),
+    ]
 
 
 def test_the_dump_has_every_message_once(example: Example) -> None:

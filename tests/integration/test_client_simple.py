@@ -467,6 +467,9 @@ async def test_what_a_consumer_cannot_do_is_said(tmp_path: Path) -> None:
         async with consumer:
             with pytest.raises(TopicNotFound):
                 await consumer.subscribe("nowhere")
+            for messages in (None, 5, "text"):
+                with pytest.raises(InvalidRequest):
+                    await consumer.ack_many(messages)  # type: ignore[arg-type]
         await broker.commit("P", ("T", 0, 0, 0))
         async with simple(namesrv, "P") as pulling:
             await pulling.subscribe("T")

@@ -6,13 +6,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from cometmq.admin import dead_letters, message_trace
+from cometmq.admin import dead_letters, delayed, message_trace
 from cometmq.admin.cli import cli
 from cometmq.admin.connection import Connection
 from cometmq.admin.views import TraceEventView
@@ -27,6 +28,7 @@ from cometmq.client import (
     TransactionProducer,
     TransactionState,
 )
+from cometmq.clock import SystemClock
 from cometmq.errors import MessageNotFound
 from tests.support.cluster.broker import LiveBroker, running_broker, running_namesrv
 from tests.support.waiting import until, until_async
@@ -155,6 +157,50 @@ async def test_delayed_messages_and_transactions(tmp_path: Path) -> None:
             ("stored", "", "ok"),
             ("transaction ended", "P", "commit"),
         ]
+
+
+async def test_a_message_that_waits_is_told_where_it_waits_and_how_that_ended(
+    tmp_path: Path,
+) -> None:
+    async with cluster(tmp_path) as (namesrv, broker, connection):
+        await broker.put_topic("Other", 1)
+
+        def check(_: ReceivedMessage) -> TransactionState:
+            return TransactionState.UNKNOWN
+
+        async with TransactionProducer(namesrv, "P", check) as producer:
+            due_ms = SystemClock().wall_ms() + 3_600_000
+            timer, kept, level = [
+                await producer.send_and_wait(message)
+                for message in (
+                    Message("T", b"timer", keys=("k",), deliver_at_ms=due_ms),
+                    Message("Other", b"kept", keys=("k",), deliver_at_ms=due_ms),
+                    Message("T", b"level", delay_level=18),
+                )
+            ]
+            one = producer.transaction()
+            half = await one.send(Message("T", b"half", keys=("h",)))
+            one.leave_open()
+
+        async def told_of(name: str) -> list[tuple[str, str]]:
+            events = await message_trace.trace_message(connection, name)
+            assert {event.source for event in events} == {"store"}
+            return [(event.event, event.detail) for event in events]
+
+        due = datetime.fromtimestamp(due_ms / 1000).isoformat(" ", "milliseconds")
+        waits = [("produced", ""), ("delayed", f"{timer.message_id}, due {due}")]
+        assert await told_of(timer.unique_id) == await told_of(timer.message_id) == waits
+        assert (await told_of(level.unique_id))[1] == ("delayed", f"{level.message_id}, level 18")
+        assert (await told_of(half.unique_id))[1] == ("half stored", half.message_id)
+        by_key = await message_trace.trace_key(connection, "T", "k")
+        assert {event.message_id for event in by_key} == {timer.unique_id}, "not that of Other"
+        assert len(await message_trace.trace_key(connection, "T", "h")) == 2
+
+        assert (await delayed.recall(connection, timer.recall_handle)).recalled
+        assert [event for event, _ in await told_of(timer.unique_id)] == [
+            *("produced", "delayed", "recalled")
+        ]
+        assert len(await told_of(kept.unique_id)) == 2
 
 
 async def test_the_command(tmp_path: Path) -> None:

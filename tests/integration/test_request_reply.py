@@ -380,6 +380,9 @@ async def test_what_is_no_request_or_no_reply_is_refused(
             for name, delay in delays.items():
                 with pytest.raises(InvalidRequest, match=name):
                     await producer.request(Message("T", b".", **{name: delay}))  # type: ignore[arg-type]
+            for callback in (None, stored):  # nothing, a coroutine function
+                with pytest.raises(InvalidRequest, match="callback"):
+                    await producer.request_then(plain, callback)  # type: ignore[arg-type]
             with pytest.raises(TopicNotFound):
                 await producer.request(Message("absent", b"."), 20)
             asked = [asyncio.create_task(producer.request(plain, 20)) for _ in range(2)]

@@ -14,6 +14,7 @@ from cometmq.errors import (
     AlreadyResent,
     DiskFull,
     GroupNameInvalid,
+    GroupNotFound,
     InvalidRequest,
     LimitExceeded,
     OffsetInvalid,
@@ -75,12 +76,17 @@ async def test_open_halves_are_listed_shown_and_dropped(tmp_path: Path) -> None:
         assert [one.body for one in await listed(connection, "Q")] == ["c"]
         shown = await transactions.find(connection, ("g1", 1), is_given_up=False)
         assert shown.body_text == "b"
-        with pytest.raises(TransactionNotFound):
-            await transactions.find(connection, ("g1", 7), is_given_up=False)
+        for place, given in ((7, False), (0, True)):
+            with pytest.raises(TransactionNotFound):
+                await transactions.find(connection, ("g1", place), is_given_up=given)
+        with pytest.raises(GroupNotFound):
+            await transactions.find(connection, ("g2", 0), is_given_up=False)
         done = await transactions.drop(connection, [("g1", 0), ("g1", 2)])
         assert done == HalvesChangedView(2, 0)
         with pytest.raises(TransactionNotFound):
             await transactions.drop(connection, [("g1", 0)])
+        with pytest.raises(TransactionNotFound):  # the next one that is open is another
+            await transactions.find(connection, ("g1", 0), is_given_up=False)
         assert [one.body for one in await listed(connection)] == ["b"]
         assert await broker.bodies("T", 0) == []
 

@@ -8,6 +8,7 @@ wait: the broker finds what came meanwhile.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import random
 import secrets
 from asyncio import Future
@@ -334,6 +335,12 @@ def _copy(message: Message, properties: dict[str, str]) -> Message:
 def _fail(future: Future[ReceivedMessage], error: BaseException) -> None:
     if not future.done():
         future.set_exception(error)
+
+
+def check_callback(callback: object) -> None:
+    """Raises InvalidRequest."""
+    if not callable(callback) or inspect.iscoroutinefunction(callback):
+        raise InvalidRequest(f"callback is a plain function (reply, error), not {callback!r:.100}.")
 
 
 def call_back(callback: ReplyCallback, future: Future[ReceivedMessage]) -> None:

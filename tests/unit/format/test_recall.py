@@ -81,8 +81,9 @@ def test_what_is_no_handle(words: str) -> None:
 
 @given(st.text(max_size=60) | st.binary(max_size=60).map(lambda b: base64.b64encode(b).decode()))
 def test_noise_is_no_handle(noise: str) -> None:
-    with pytest.raises(RecallHandleInvalid):
-        recall.decode(noise)
+    for handle in (noise, noise.encode(), None, 5):
+        with pytest.raises(RecallHandleInvalid):
+            recall.decode(handle)
 
 
 @pytest.mark.parametrize("unique_id", ["01AB", ""])
