@@ -717,6 +717,16 @@ class BatchOutOfOrder(BusyError):
     )
 
 
+class OffsetNotAvailable(BusyError):
+    """The writer cannot say yet where a queue ends: it does not show all that was acknowledged."""
+
+    code = 4014
+    advice = (
+        "Ask again after a moment: after a fail-over or a pause a writer first waits for its disk, "
+        "its followers and its lease. If it stays so, see cometmq cluster status."
+    )
+
+
 class DescriptorsExhausted(Shortage):
     """No file can be opened: the process has as many open as it may; nothing was changed."""
 

@@ -238,8 +238,12 @@ class PullConsumer(QueueCalls):
             await self.seek(queue, Position(bounds.generation, bounds.min_offset))
 
     async def seek_to_end(self, queues: Collection[QueueRef] | None = None) -> None:
-        """The next polls of these queues, or of all, begin behind the last message."""
-        for queue, bounds in (await self.bounds(self._some(queues))).items():
+        """The next polls of these queues, or of all, begin behind the last message.
+        OffsetNotAvailable: just after a fail-over the broker does not know yet where that is.
+        """
+        wanted = self._some(queues)
+        for queue, answer in (await self._calls.bounds(wanted, end_wanted=True)).items():
+            bounds = good(answer)
             await self.seek(queue, Position(bounds.generation, bounds.max_offset))
 
     async def seek_to_time(self, time_ms: int, queues: Collection[QueueRef] | None = None) -> None:

@@ -3566,6 +3566,11 @@ class QueryQueuesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     QUEUES_FIELD_NUMBER: _builtins.int
+    END_WANTED_FIELD_NUMBER: _builtins.int
+    end_wanted: _builtins.bool
+    """For a reader that begins at the end: max_offset is not below what was acknowledged or shown before the call, by this
+    writer or an earlier one. What is not readable yet is waited for, 1 s at most.
+    """
     @_builtins.property
     def queues(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]:
         """At most 4,096."""
@@ -3574,10 +3579,11 @@ class QueryQueuesRequest(_message.Message):
         self,
         *,
         queues: _abc.Iterable[_common_pb2.QueueRef] | None = ...,
+        end_wanted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["queues", b"queues"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_wanted", b"end_wanted", "queues", b"queues"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -315,7 +315,8 @@ class BrokerServiceServicer:
         their time. Messages of damaged records are passed over. A group that is not there yet is made, with mode POP. Not idempotent, but with `attempt_id`. Errors:
         GROUP_NAME_INVALID, GROUP_NOT_FOUND (when groups are not created on demand), GROUP_MODE_MISMATCH, INVALID_REQUEST, INVISIBLE_TIME_INVALID,
         LIMIT_EXCEEDED, FILTER_INVALID, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION, FLOW_CONTROL (members have as many messages as they
-        may, or a quota is used up), DISK_FULL, STORE_FAILED, STORE_DAMAGED. Deadline 3 s.
+        may, or a quota is used up), OFFSET_NOT_AVAILABLE (the group is to begin at the end of a topic, and that is not known yet), DISK_FULL,
+        STORE_FAILED, STORE_DAMAGED. Deadline 3 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -361,7 +362,7 @@ class BrokerServiceServicer:
     def QueryQueues(self, request, context):
         """Bounds of many queues at once, all read at the same instant, with what was acknowledged before: what is not readable
         yet is waited for, 0.2 s at most. A read. Errors inside an item: TOPIC_NOT_FOUND,
-        QUEUE_NOT_FOUND. Deadline 3 s.
+        QUEUE_NOT_FOUND; with end_wanted OFFSET_NOT_AVAILABLE, NOT_WRITER. Deadline 3 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -384,7 +385,8 @@ class BrokerServiceServicer:
 
     def QueryOffsetsByTime(self, request, context):
         """Which message of each queue was stored at a time. A read. Errors: INVALID_REQUEST, LIMIT_EXCEEDED; inside an item:
-        TOPIC_NOT_FOUND, QUEUE_NOT_FOUND. Deadline 10 s.
+        TOPIC_NOT_FOUND, QUEUE_NOT_FOUND; where no message is so late also OFFSET_NOT_AVAILABLE, NOT_WRITER: the writer does
+        not show all that was acknowledged before, or a follower is asked. Deadline 10 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -1348,7 +1350,7 @@ class BrokerAdminServiceServicer:
         """Lets a group go on elsewhere in queues of a topic, online or not. Its members go on there within about a second; commits of
         what they did before are refused (OFFSET_RESET). Answered when it is as safe as a message of the topic. Errors:
         GROUP_NAME_INVALID, GROUP_NOT_FOUND, TOPIC_NOT_FOUND, INVALID_REQUEST, OFFSET_INVALID, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED;
-        inside an item: QUEUE_NOT_FOUND. Deadline 10 s.
+        inside an item: QUEUE_NOT_FOUND, OFFSET_NOT_AVAILABLE (the end, or a time behind the last message). Deadline 10 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -139,7 +139,8 @@ class BrokerServiceStub:
     their time. Messages of damaged records are passed over. A group that is not there yet is made, with mode POP. Not idempotent, but with `attempt_id`. Errors:
     GROUP_NAME_INVALID, GROUP_NOT_FOUND (when groups are not created on demand), GROUP_MODE_MISMATCH, INVALID_REQUEST, INVISIBLE_TIME_INVALID,
     LIMIT_EXCEEDED, FILTER_INVALID, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION, FLOW_CONTROL (members have as many messages as they
-    may, or a quota is used up), DISK_FULL, STORE_FAILED, STORE_DAMAGED. Deadline 3 s.
+    may, or a quota is used up), OFFSET_NOT_AVAILABLE (the group is to begin at the end of a topic, and that is not known yet), DISK_FULL,
+    STORE_FAILED, STORE_DAMAGED. Deadline 3 s.
     """
     AckMessages: _grpc.UnaryUnaryMultiCallable[_broker_pb2.AckMessagesRequest, _broker_pb2.AckMessagesResponse]
     """Acknowledges messages that were received; each item is decided on its own. Answered when it is as safe as a message of the topic; an
@@ -165,7 +166,7 @@ class BrokerServiceStub:
     QueryQueues: _grpc.UnaryUnaryMultiCallable[_broker_pb2.QueryQueuesRequest, _broker_pb2.QueryQueuesResponse]
     """Bounds of many queues at once, all read at the same instant, with what was acknowledged before: what is not readable
     yet is waited for, 0.2 s at most. A read. Errors inside an item: TOPIC_NOT_FOUND,
-    QUEUE_NOT_FOUND. Deadline 3 s.
+    QUEUE_NOT_FOUND; with end_wanted OFFSET_NOT_AVAILABLE, NOT_WRITER. Deadline 3 s.
     """
     GetMessage: _grpc.UnaryUnaryMultiCallable[_broker_pb2.GetMessageRequest, _broker_pb2.GetMessageResponse]
     """One message by its id. A read. Errors: MESSAGE_ID_INVALID, MESSAGE_NOT_FOUND. Deadline 3 s."""
@@ -175,7 +176,8 @@ class BrokerServiceStub:
     """
     QueryOffsetsByTime: _grpc.UnaryUnaryMultiCallable[_broker_pb2.QueryOffsetsByTimeRequest, _broker_pb2.QueryOffsetsByTimeResponse]
     """Which message of each queue was stored at a time. A read. Errors: INVALID_REQUEST, LIMIT_EXCEEDED; inside an item:
-    TOPIC_NOT_FOUND, QUEUE_NOT_FOUND. Deadline 10 s.
+    TOPIC_NOT_FOUND, QUEUE_NOT_FOUND; where no message is so late also OFFSET_NOT_AVAILABLE, NOT_WRITER: the writer does
+    not show all that was acknowledged before, or a follower is asked. Deadline 10 s.
     """
     DescribeMember: _grpc.UnaryUnaryMultiCallable[_broker_pb2.DescribeMemberRequest, _broker_pb2.DescribeMemberResponse]
     """Who this member is and what it does now, in its own words: by this a client finds the writer among the members that
@@ -293,7 +295,8 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     their time. Messages of damaged records are passed over. A group that is not there yet is made, with mode POP. Not idempotent, but with `attempt_id`. Errors:
     GROUP_NAME_INVALID, GROUP_NOT_FOUND (when groups are not created on demand), GROUP_MODE_MISMATCH, INVALID_REQUEST, INVISIBLE_TIME_INVALID,
     LIMIT_EXCEEDED, FILTER_INVALID, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION, FLOW_CONTROL (members have as many messages as they
-    may, or a quota is used up), DISK_FULL, STORE_FAILED, STORE_DAMAGED. Deadline 3 s.
+    may, or a quota is used up), OFFSET_NOT_AVAILABLE (the group is to begin at the end of a topic, and that is not known yet), DISK_FULL,
+    STORE_FAILED, STORE_DAMAGED. Deadline 3 s.
     """
     AckMessages: _aio.UnaryUnaryMultiCallable[_broker_pb2.AckMessagesRequest, _broker_pb2.AckMessagesResponse]  # type: ignore[assignment]
     """Acknowledges messages that were received; each item is decided on its own. Answered when it is as safe as a message of the topic; an
@@ -319,7 +322,7 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     QueryQueues: _aio.UnaryUnaryMultiCallable[_broker_pb2.QueryQueuesRequest, _broker_pb2.QueryQueuesResponse]  # type: ignore[assignment]
     """Bounds of many queues at once, all read at the same instant, with what was acknowledged before: what is not readable
     yet is waited for, 0.2 s at most. A read. Errors inside an item: TOPIC_NOT_FOUND,
-    QUEUE_NOT_FOUND. Deadline 3 s.
+    QUEUE_NOT_FOUND; with end_wanted OFFSET_NOT_AVAILABLE, NOT_WRITER. Deadline 3 s.
     """
     GetMessage: _aio.UnaryUnaryMultiCallable[_broker_pb2.GetMessageRequest, _broker_pb2.GetMessageResponse]  # type: ignore[assignment]
     """One message by its id. A read. Errors: MESSAGE_ID_INVALID, MESSAGE_NOT_FOUND. Deadline 3 s."""
@@ -329,7 +332,8 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     """
     QueryOffsetsByTime: _aio.UnaryUnaryMultiCallable[_broker_pb2.QueryOffsetsByTimeRequest, _broker_pb2.QueryOffsetsByTimeResponse]  # type: ignore[assignment]
     """Which message of each queue was stored at a time. A read. Errors: INVALID_REQUEST, LIMIT_EXCEEDED; inside an item:
-    TOPIC_NOT_FOUND, QUEUE_NOT_FOUND. Deadline 10 s.
+    TOPIC_NOT_FOUND, QUEUE_NOT_FOUND; where no message is so late also OFFSET_NOT_AVAILABLE, NOT_WRITER: the writer does
+    not show all that was acknowledged before, or a follower is asked. Deadline 10 s.
     """
     DescribeMember: _aio.UnaryUnaryMultiCallable[_broker_pb2.DescribeMemberRequest, _broker_pb2.DescribeMemberResponse]  # type: ignore[assignment]
     """Who this member is and what it does now, in its own words: by this a client finds the writer among the members that
@@ -528,7 +532,8 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         their time. Messages of damaged records are passed over. A group that is not there yet is made, with mode POP. Not idempotent, but with `attempt_id`. Errors:
         GROUP_NAME_INVALID, GROUP_NOT_FOUND (when groups are not created on demand), GROUP_MODE_MISMATCH, INVALID_REQUEST, INVISIBLE_TIME_INVALID,
         LIMIT_EXCEEDED, FILTER_INVALID, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION, FLOW_CONTROL (members have as many messages as they
-        may, or a quota is used up), DISK_FULL, STORE_FAILED, STORE_DAMAGED. Deadline 3 s.
+        may, or a quota is used up), OFFSET_NOT_AVAILABLE (the group is to begin at the end of a topic, and that is not known yet), DISK_FULL,
+        STORE_FAILED, STORE_DAMAGED. Deadline 3 s.
         """
 
     @_abc_1.abstractmethod
@@ -584,7 +589,7 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_broker_pb2.QueryQueuesResponse, _abc.Awaitable[_broker_pb2.QueryQueuesResponse]]:
         """Bounds of many queues at once, all read at the same instant, with what was acknowledged before: what is not readable
         yet is waited for, 0.2 s at most. A read. Errors inside an item: TOPIC_NOT_FOUND,
-        QUEUE_NOT_FOUND. Deadline 3 s.
+        QUEUE_NOT_FOUND; with end_wanted OFFSET_NOT_AVAILABLE, NOT_WRITER. Deadline 3 s.
         """
 
     @_abc_1.abstractmethod
@@ -612,7 +617,8 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.QueryOffsetsByTimeResponse, _abc.Awaitable[_broker_pb2.QueryOffsetsByTimeResponse]]:
         """Which message of each queue was stored at a time. A read. Errors: INVALID_REQUEST, LIMIT_EXCEEDED; inside an item:
-        TOPIC_NOT_FOUND, QUEUE_NOT_FOUND. Deadline 10 s.
+        TOPIC_NOT_FOUND, QUEUE_NOT_FOUND; where no message is so late also OFFSET_NOT_AVAILABLE, NOT_WRITER: the writer does
+        not show all that was acknowledged before, or a follower is asked. Deadline 10 s.
         """
 
     @_abc_1.abstractmethod
@@ -669,7 +675,7 @@ class BrokerAdminServiceStub:
     """Lets a group go on elsewhere in queues of a topic, online or not. Its members go on there within about a second; commits of
     what they did before are refused (OFFSET_RESET). Answered when it is as safe as a message of the topic. Errors:
     GROUP_NAME_INVALID, GROUP_NOT_FOUND, TOPIC_NOT_FOUND, INVALID_REQUEST, OFFSET_INVALID, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED;
-    inside an item: QUEUE_NOT_FOUND. Deadline 10 s.
+    inside an item: QUEUE_NOT_FOUND, OFFSET_NOT_AVAILABLE (the end, or a time behind the last message). Deadline 10 s.
     """
     ResendDeadLetters: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ResendDeadLettersRequest, _broker_pb2.ResendDeadLettersResponse]
     """Sends dead letters of a group to it again: each comes through the group's retry topic as if it had never been tried. One
@@ -780,7 +786,7 @@ class BrokerAdminServiceAsyncStub(BrokerAdminServiceStub):
     """Lets a group go on elsewhere in queues of a topic, online or not. Its members go on there within about a second; commits of
     what they did before are refused (OFFSET_RESET). Answered when it is as safe as a message of the topic. Errors:
     GROUP_NAME_INVALID, GROUP_NOT_FOUND, TOPIC_NOT_FOUND, INVALID_REQUEST, OFFSET_INVALID, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED;
-    inside an item: QUEUE_NOT_FOUND. Deadline 10 s.
+    inside an item: QUEUE_NOT_FOUND, OFFSET_NOT_AVAILABLE (the end, or a time behind the last message). Deadline 10 s.
     """
     ResendDeadLetters: _aio.UnaryUnaryMultiCallable[_broker_pb2.ResendDeadLettersRequest, _broker_pb2.ResendDeadLettersResponse]  # type: ignore[assignment]
     """Sends dead letters of a group to it again: each comes through the group's retry topic as if it had never been tried. One
@@ -936,7 +942,7 @@ class BrokerAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """Lets a group go on elsewhere in queues of a topic, online or not. Its members go on there within about a second; commits of
         what they did before are refused (OFFSET_RESET). Answered when it is as safe as a message of the topic. Errors:
         GROUP_NAME_INVALID, GROUP_NOT_FOUND, TOPIC_NOT_FOUND, INVALID_REQUEST, OFFSET_INVALID, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED;
-        inside an item: QUEUE_NOT_FOUND. Deadline 10 s.
+        inside an item: QUEUE_NOT_FOUND, OFFSET_NOT_AVAILABLE (the end, or a time behind the last message). Deadline 10 s.
         """
 
     @_abc_1.abstractmethod

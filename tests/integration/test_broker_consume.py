@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
 from cometmq.errors import PositionFenced, QueueNotFound, TopicNotFound
+from cometmq.member.read import reader
 from cometmq.messaging.rocketmq_tables import mark_of, parse
 from cometmq.rpc.interceptors import from_proto
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
 from tests.support.cluster.broker import SYNC, BrokerClient, batch, encoded, refusal, running_broker
 from tests.support.cluster.pullhold import sample, scraped
-from tests.support.stores.gates import ColdDisk
+from tests.support.stores.gates import ColdDisk, HeldFlush
 from tests.support.waiting import DEADLINE_S, until
 
 FOUND, NO_MATCH = pb.PULL_STATUS_FOUND, pb.PULL_STATUS_NO_MATCHED_MESSAGE
@@ -48,6 +50,60 @@ async def test_bounds_tell_of_what_was_acknowledged_before(tmp_path: Path) -> No
         group = pb.DescribeGroupRequest(group="G")
         [progress] = (await broker.admin.DescribeGroup(group)).progress
         assert progress.max_offset == 3
+
+
+async def test_nobody_begins_below_what_was_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer whose disk does not answer, as after a pause: it shows less than it has taken."""
+    disk = HeldFlush(monkeypatch)
+    monkeypatch.setattr(reader, "END_S_MAX", 0.1)
+    queue, late_ms = common.QueueRef(topic="T", queue_id=0), 1 << 42
+    bounds = pb.QueryQueuesRequest(queues=[queue], end_wanted=True)
+    by_time = pb.QueryOffsetsByTimeRequest(queues=[queue], time_ms=late_ms)
+    resets = [
+        pb.ResetOffsetsRequest(group="R", topic="T", bound=pb.RESET_BOUND_LAST),
+        pb.ResetOffsetsRequest(group="R", topic="T", time_ms=late_ms),
+    ]
+    receives = [
+        pb.ReceiveRequest(
+            group="P",
+            subscriptions=[pb.Subscription(topic="T")],
+            invisible_ms=30_000,
+            start=start,
+            start_time_ms=late_ms,
+        )
+        for start in (pb.RECEIVE_START_LAST, pb.RECEIVE_START_TIME)
+    ]
+
+    async def answers() -> list[Any]:
+        return [
+            (await broker.stub.QueryQueues(bounds)).queues[0],
+            (await broker.stub.QueryOffsetsByTime(by_time)).queues[0],
+            *[(await broker.admin.ResetOffsets(one)).results[0] for one in resets],
+        ]
+
+    async with running_broker(tmp_path, **SELDOM) as broker:
+        await broker.put_topic("T", 1)
+        settings = pb.GroupSettings(group="P", mode=pb.CONSUME_MODE_POP)
+        await broker.admin.PutGroup(pb.PutGroupRequest(settings=settings))
+        await broker.commit("R", ("T", 0, 0, 0))
+        disk.hold()
+        await send_tagged(broker, "abc")
+        for one in await answers():
+            assert from_proto(one.error).name() == "OFFSET_NOT_AVAILABLE"
+        for ask in receives:
+            assert (await refusal(broker.stub.Receive(ask))).name() == "OFFSET_NOT_AVAILABLE"
+        assert (await broker.status("T", 0)).max_offset == 0  # operators see what can be read
+        disk.release()
+        ends, at_time, *after = await answers()
+        assert (ends.max_offset, at_time.position.offset) == (3, 3)
+        assert [one.after.offset for one in after] == [3, 3]
+        assert not (await broker.stub.Receive(receives[0])).runs
+        await send_tagged(broker, "d")
+        assert (await broker.status("T", 0)).max_offset == 4
+        [run] = (await broker.stub.Receive(receives[0])).runs
+        assert run.count == 1
 
 
 # --- pull ---------------------------------------------------------------------------------------

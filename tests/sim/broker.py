@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cometmq.errors import CometError, OffsetReset
+from cometmq.member.read import queue_ends
+from cometmq.member.read.reader import END_S_MAX
 from cometmq.member.relay import RelayWriter
 from cometmq.member.state.keeper import StateDemands, StateKeeper
 from cometmq.messaging.changes import OffsetsReset
@@ -22,6 +24,7 @@ from services.broker.delay.schedule import ScheduleService
 from services.broker.groups.queue_locks import QueueLocks
 from services.broker.retry.retries import RetryService, SendBackItem, SentBack
 from services.broker.sending.produce import Accepted, Claim, ProduceHandler, ProducePolicy
+from tests.sim.disk import Record
 from tests.sim.services import CHECK_RULES, Later, Receiving
 from tests.sim.storage import HOST, Storage
 
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 
 PROGRESS_S = 1.0
 DELIVERY_S = 0.2
+LOOK_S = 0.02  # at what is shown, while somebody waits for it
 SILENCE_S_MAX = 3.0  # then a client that does not call is no member any more
 SNAPSHOT_SHARE = 0.05  # of the seconds, in which retention wants a snapshot
 
@@ -127,6 +131,21 @@ class Broker:
         if accepted.is_known:
             self._writer.world.counts["batches that came again"] += 1
         return accepted
+
+    async def end_of(self, key: QueueKey, told: Record | None) -> int:
+        """Where a reader begins that wants what comes from now on, as ``Reader.uncertain_ends`` has
+        it. ``told``: the newest message of the queue that somebody knew of before the call.
+        """
+        writer, storage = self._writer, self._storage
+        ends = queue_ends.appended_ends(storage, [key])
+        until_s = writer.world.now + END_S_MAX
+        while writer.world.now < until_s and not queue_ends.are_shown(storage, ends):
+            await writer.sleep(LOOK_S)
+        for error in queue_ends.uncertain(storage, ends).values():
+            raise error
+        _, end, _ = storage.bounds(key)
+        writer.group.judge.end_told(writer, end, told)
+        return end
 
     # --- groups -----------------------------------------------------------------------------------
 

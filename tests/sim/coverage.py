@@ -35,6 +35,8 @@ WANTED = (
     "send-backs without an answer",
     "dead letters in the end",
     "resets",
+    "ends told",
+    "ends not told: OFFSET_NOT_AVAILABLE",
     "commits refused for a reset",
     "queues taken",
     "locks that went to another number",

@@ -9,6 +9,7 @@ from cometmq.errors import CometError
 from tests.sim.clients import Client, ClientMachine, Producer
 from tests.sim.consumers import Consumer, OrderlyConsumer
 from tests.sim.member import Group
+from tests.sim.newcomers import Newcomer
 from tests.sim.receivers import Receiver
 from tests.sim.topics import PULLING
 from tests.sim.transactors import Transactor
@@ -81,6 +82,7 @@ class Crew:
             *[lambda machine: Consumer(group, machine, allocation)] * MEMBERS,
             *[lambda machine: Transactor(group, machine, pause_s)] * TRANSACTORS,
             *[lambda machine: Receiver(group, machine)] * MEMBERS,
+            lambda machine: Newcomer(group, machine),
             lambda machine: Operator(group, machine),
         ]
         self.seats = [Seat(group, number, make) for number, make in enumerate(makers)]

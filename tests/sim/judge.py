@@ -72,6 +72,7 @@ class Judge:
         self._shown: dict[Role, tuple[int, ...]] = {}
         self._agreed_at: dict[Role, tuple[int, int]] = {}  # epoch, and end of its log then
         self._shown_in: dict[int, tuple[int, ...]] = {}  # by the writer of an epoch
+        self._told: dict[int, Record] = {}  # newest message of each queue that somebody knows of
 
     # --- what the faults tell ---------------------------------------------------------------------
 
@@ -138,6 +139,11 @@ class Judge:
         self._acked = [acked for acked in self._acked if acked not in lost]
         self.world.counts[f"epochs by {reason.value}"] += 1
         self._shown_in[epoch] = (0,) * 8
+        self._told = {
+            queue: record
+            for queue, record in self._told.items()
+            if (found := writer.disk.at(record.start)) is not None and found.uid == record.uid
+        }
         self._note_readable(writer)
         self.groups.begun(writer)
         self.messages.check_log(writer)
@@ -229,6 +235,8 @@ class Judge:
         if demands & REPLICATED:
             self._check_copies(writer, batch)
         self._acked.append(Acked(batch, writer.epoch, _disk_of(writer.disk.replica_id)))
+        for record in batch.records:
+            self._note_told(record)
         assert writer.disk.at(first.start) == first
 
     def _is_alone(self, writer: Writer, what: str) -> bool:
@@ -296,7 +304,8 @@ class Judge:
         if any(a < b for a, b in zip(now, before, strict=True)):
             raise Violation(f"{role.disk.replica_id} shows less than before: {now} after {before}")
         if isinstance(role, Writer):
-            self._is_alone(role, "shows more")
+            if self._is_alone(role, "shows more"):
+                self._note_shown(role)
             self._shown_in[role.epoch] = now
         elif role in self._agreed_at:
             self._check_follower(role, now)
@@ -332,6 +341,34 @@ class Judge:
         if known[0].uid != record.uid:
             raise Violation(
                 f"{role.disk.replica_id} shows another copied record at {record.start} than before"
+            )
+
+    # --- ends of queues ---------------------------------------------------------------------------
+
+    def newest_told(self, queue: int) -> Record | None:
+        """The newest message of a queue that was acknowledged or shown, as far as it is left."""
+        return self._told.get(queue)
+
+    def _note_told(self, record: Record) -> None:
+        before = self._told.get(record.queue)
+        if before is None or before.number < record.number:
+            self._told[record.queue] = record
+
+    def _note_shown(self, writer: Writer) -> None:
+        for queue in range(self.group.rules.topics.count):
+            readable = writer.readable(queue)
+            if readable:
+                self._note_told(writer.disk.queues[queue][readable - 1])
+
+    def end_told(self, writer: Writer, end: int, told: Record | None) -> None:
+        """A reader begins at this offset, who knew of a message at the most when it asked."""
+        if not self._is_alone(writer, "tells where a queue ends") or told is None:
+            return
+        found = writer.disk.at(told.start)
+        if found is not None and found.uid == told.uid and end < told.number:
+            raise Violation(
+                f"{writer.disk.replica_id} says that queue {told.queue} ends at {end}: "
+                f"{told.number} messages were told of before"
             )
 
     # --- in the end -------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from tests.sim.judge import Forgotten, Judge
 from tests.sim.lease import LeaseService
 from tests.sim.member import Group, Member, Role, Rules
 from tests.sim.network import Network
+from tests.sim.newcomers import Newcomer
 from tests.sim.receivers import Receiver
 from tests.sim.topics import Topics
 from tests.sim.transactors import Transactor
@@ -110,7 +111,7 @@ def _converge(group: Group, judge: Judge, faults: Faults, crew: Crew) -> None:
     crew.stop_transactions()
     world.run(world.now + RESEND_S)  # what they have begun comes to its end
     _wait(group, faults, lambda: _is_drained(group, judge), DRAIN_S_MAX)
-    for kind in (Consumer, Receiver, Transactor):
+    for kind in (Consumer, Receiver, Transactor, Newcomer):
         crew.stop(kind)
     _wait(group, faults, lambda: _settled(group) is not None, PEACE_S_MAX)
     writer = _settled(group)

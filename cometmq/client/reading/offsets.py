@@ -16,7 +16,7 @@ from cometmq.client.cluster.routing import readable_queues
 from cometmq.client.namespaces import Namespace
 from cometmq.client.reading.sources import Sources
 from cometmq.client.received import ReceivedMessage
-from cometmq.errors import CometError, OffsetReset, PeerUnavailable, Retry
+from cometmq.errors import CometError, NotWriter, OffsetReset, PeerUnavailable, Retry
 from cometmq.model import Position, QueueRef
 from cometmq.rpc.interceptors import from_proto
 from cometmq.rpc.streams import ask
@@ -256,14 +256,24 @@ class BrokerCalls:
             except CometError as error:
                 self.doubt(broker_group, error)
 
-    async def bounds(self, queues: Collection[QueueRef]) -> dict[QueueRef, Bounds | CometError]:
-        """Generation and readable offsets of each queue."""
+    async def bounds(
+        self, queues: Collection[QueueRef], *, end_wanted: bool = False
+    ) -> dict[QueueRef, Bounds | CometError]:
+        """Generation and readable offsets of each queue. ``end_wanted``: the maxima are for readers
+        that begin there; OffsetNotAvailable where messages behind it were acknowledged before.
+        """
         found: dict[QueueRef, Bounds | CometError] = {}
         for broker_group, part in _by_broker(queues):
-            request = broker_pb2.QueryQueuesRequest(queues=map(self.to_proto, part))
+            request = broker_pb2.QueryQueuesRequest(
+                queues=map(self.to_proto, part), end_wanted=end_wanted
+            )
             stub = self.broker(broker_group)
             response = await self._ask(stub.QueryQueues, request)
-            found.update(zip(part, self._shown(map(_bounds, response.queues)), strict=True))
+            answers = list(self._shown(map(_bounds, response.queues)))
+            for answer in answers:
+                if isinstance(answer, NotWriter):
+                    self.doubt(broker_group, answer)
+            found.update(zip(part, answers, strict=True))
         return found
 
     async def positions_at(

@@ -52,12 +52,11 @@ async def _first_positions(
     if options.consume_from is ConsumeFrom.TIMESTAMP and not any(map(_is_retry, queues)):
         found = await calls.positions_at(queues, options.consume_from_time_ms)
         return {queue: _good(position) for queue, position in found.items()}
-    bounds = {queue: _good(one) for queue, one in (await calls.bounds(queues)).items()}
+    first = {queue: _begins_at_first(calls, queue, options) for queue in queues}
+    answers = await calls.bounds(queues, end_wanted=not all(first.values()))
+    bounds = {queue: _good(one) for queue, one in answers.items()}
     return {
-        queue: Position(
-            one.generation,
-            one.min_offset if _begins_at_first(calls, queue, options) else one.max_offset,
-        )
+        queue: Position(one.generation, one.min_offset if first[queue] else one.max_offset)
         for queue, one in bounds.items()
     }
 

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias, TypeVar
 
 from cometmq.clock import Clock
-from cometmq.errors import CometError, MessageNotFound, StoreDamaged
+from cometmq.errors import CometError, MessageNotFound, NotWriter, StoreDamaged
 from cometmq.filters import sql
 from cometmq.flight_recorder import named_threads
 from cometmq.format import queueunit, record
-from cometmq.member.read import sqlscan
+from cometmq.member.read import queue_ends, sqlscan
 from cometmq.member.read.damage import Limits, read_before_damage
 from cometmq.member.read.throttle import CatchUpThrottle
 from cometmq.member.storage.member_storage import BaseStorage
@@ -39,6 +39,7 @@ Room: TypeAlias = Callable[[int], Awaitable[None]]
 COLD_READ_THREADS = 4
 SEARCH_THREADS = 2
 SHOW_S_MAX = 0.2  # that a question about bounds waits for the disk
+END_S_MAX = 1.0  # that one about the end of a queue does
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,18 +245,28 @@ class Reader:
         """Waits until all that these queues have now is readable, at most SHOW_S_MAX: a client that
         asks for bounds after an acknowledgement expects to see its message.
         """
-        targets = []
-        for key in queues:
-            _, readable, appended = self._storage.bounds(key)
-            if readable < appended:
-                targets.append((key, appended))
-        if not targets:
+        await self._show(queue_ends.appended_ends(self._storage, queues), SHOW_S_MAX)
+
+    async def uncertain_ends(self, queues: Iterable[QueueKey]) -> Mapping[QueueKey, CometError]:
+        """Waits as :meth:`show_appended`, at most END_S_MAX. The queues whose readable maximum may
+        then lie below what was acknowledged or shown before the call, and the error for a reader
+        that would begin there: OffsetNotAvailable, NotWriter at a follower.
+        """
+        if self._copy:
+            error = NotWriter("a follower does not know where a queue ends: its writer does")
+            return dict.fromkeys(queues, error)
+        ends = queue_ends.appended_ends(self._storage, queues)
+        await self._show(ends, END_S_MAX)
+        return queue_ends.uncertain(self._storage, ends)
+
+    async def _show(self, ends: Mapping[QueueKey, int], within_s: float) -> None:
+        if queue_ends.are_shown(self._storage, ends):
             return
         moved = asyncio.Event()
         self._storage.flusher.flush_promptly()
         with self._storage.moved.subscribed(moved), contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SHOW_S_MAX):
-                while any(self._storage.bounds(key)[1] < end for key, end in targets):
+            async with asyncio.timeout(within_s):
+                while not queue_ends.are_shown(self._storage, ends):
                     await moved.wait()
                     moved.clear()
 

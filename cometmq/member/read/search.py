@@ -95,15 +95,18 @@ class Finder:
         self, queues: Sequence[QueueKey], time_ms: int, boundary: Boundary
     ) -> list[TimeAnswer | CometError]:
         """One answer for each queue, in their order: TopicNotFound and QueueNotFound are answers,
-        too.
+        too, and where no message is so late the errors of :meth:`Reader.uncertain_ends`.
         """
-        await self._reader.show_appended(queues)
+        uncertain = await self._reader.uncertain_ends(queues)
         views = [(key, self._view(*key)) for key in queues]
         answers: list[TimeAnswer | CometError] = []
         while some := views[len(answers) : len(answers) + QUEUES_AT_ONCE]:
             answers += await self._reader.aside(partial(self._all_at, some, time_ms, boundary))
         assert len(answers) == len(queues), "each queue has one answer"
-        return answers
+        return [
+            uncertain[key] if key in uncertain and _is_at_end(view, answer) else answer
+            for (key, view), answer in zip(views, answers, strict=True)
+        ]
 
     def _all_at(
         self,
@@ -128,3 +131,11 @@ class Finder:
         assert view.min_offset <= offset <= view.max_offset
         found_ms = store_time_ms(self._store, key, offset) if offset < view.max_offset else None
         return TimeAnswer(Position(view.generation, offset), found_ms or 0)
+
+
+def _is_at_end(view: QueueView | CometError, answer: TimeAnswer | CometError) -> bool:
+    return (
+        isinstance(view, QueueView)
+        and isinstance(answer, TimeAnswer)
+        and answer.position.offset == view.max_offset
+    )

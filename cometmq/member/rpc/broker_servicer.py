@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Mapping, Sized
 from typing import Any
 
 from cometmq.errors import CometError, LimitExceeded, NotWriter
@@ -15,6 +15,7 @@ from cometmq.member.read.search import Finder, TimeAnswer
 from cometmq.member.rpc import convert
 from cometmq.messaging.groups import check_client_id
 from cometmq.messaging.groups import check_name as check_group_name
+from cometmq.model import QueueKey
 from cometmq.rpc.interceptors import to_proto
 from cometmq.rpc.shares import address_of
 from cometmq.v1 import broker_pb2, broker_pb2_grpc, common_pb2, namesrv_pb2
@@ -93,12 +94,26 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
         self, request: broker_pb2.QueryQueuesRequest, context: Context
     ) -> broker_pb2.QueryQueuesResponse:
         check_items(request.queues)
-        await self._reader.show_appended((q.topic, q.queue_id) for q in request.queues)
-        return broker_pb2.QueryQueuesResponse(queues=[self._bounds(q) for q in request.queues])
+        keys = [(queue.topic, queue.queue_id) for queue in request.queues]
+        uncertain: Mapping[QueueKey, CometError] = {}
+        if request.end_wanted:
+            uncertain = await self._reader.uncertain_ends(keys)
+        else:
+            await self._reader.show_appended(keys)
+        return broker_pb2.QueryQueuesResponse(
+            queues=[
+                self._bounds(queue, uncertain.get(key))
+                for queue, key in zip(request.queues, keys, strict=True)
+            ]
+        )
 
-    def _bounds(self, queue: common_pb2.QueueRef) -> broker_pb2.QueueBounds:
+    def _bounds(
+        self, queue: common_pb2.QueueRef, refusal: CometError | None
+    ) -> broker_pb2.QueueBounds:
         try:
             view = self._reader.queue(queue.topic, queue.queue_id)
+            if refusal is not None:
+                raise refusal
         except CometError as error:
             return broker_pb2.QueueBounds(queue=queue, error=to_proto(error))
         return broker_pb2.QueueBounds(

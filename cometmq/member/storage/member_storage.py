@@ -252,6 +252,10 @@ class BaseStorage:
         low, appended = self.store.queue_bounds(*key)
         return low, max(low, self.maxima.readable(key)), appended
 
+    def may_acknowledge(self) -> bool:
+        """Whether this member is certainly its group's only writer now."""
+        return False
+
     # --- life ---
 
     async def on_disk(self) -> None:
@@ -380,6 +384,9 @@ class MemberStorage(BaseStorage):
         self._alone = False  # in sync: then replicated means on our disk
         self._acks: dict[DurabilityClass, AckQueue] = {}
         self.settle()
+
+    def may_acknowledge(self) -> bool:
+        return self.authority.may_acknowledge()
 
     # --- writing ---
 

@@ -143,6 +143,9 @@ class OffsetResets:
             return [one.position if isinstance(one, TimeAnswer) else one for one in answers]
         if target.offset is not None and target.offset < 0:
             raise OffsetInvalid(f"queue offset {target.offset} is negative")
+        if target.bound is Bound.LAST:
+            uncertain = await self._reader.uncertain_ends(keys)
+            return [uncertain.get(key) or self._place(key, target) for key in keys]
         await self._reader.show_appended(keys)
         return [self._place(key, target) for key in keys]
 

@@ -259,14 +259,16 @@ class ReceiveService:
             return {}
         if ask.start.time_ms is not None:
             found = await self._finder.by_time(keys, ask.start.time_ms, Boundary.LOWER)
-            return {
-                key: one.position.offset
-                for key, one in zip(keys, found, strict=True)
-                if isinstance(one, TimeAnswer)
-            }
+            places: dict[QueueKey, int] = {}
+            for key, one in zip(keys, found, strict=True):
+                if not isinstance(one, TimeAnswer):
+                    raise one
+                places[key] = one.position.offset
+            return places
         if ask.start.bound is Bound.FIRST and settings.consume_from_min_enable:
             return {}
-        await self._reader.show_appended(keys)
+        for error in (await self._reader.uncertain_ends(keys)).values():
+            raise error
         return {key: self._reader.queue(*key).max_offset for key in keys}
 
     # --- one queue ---

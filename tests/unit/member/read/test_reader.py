@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from cometmq.clock import SystemClock
 from cometmq.errors import (
     MessageNotFound,
     NoPermission,
+    NotWriter,
     OffsetInvalid,
     PositionFenced,
     QueueNotFound,
@@ -17,7 +19,8 @@ from cometmq.errors import (
 from cometmq.filters import sql
 from cometmq.format import record
 from cometmq.format.taghash import tags_code
-from cometmq.member.read.reader import PullAnswer, PullQuery
+from cometmq.member.read.reader import PullAnswer, PullQuery, Reader
+from cometmq.member.read.throttle import CatchUpThrottle
 from cometmq.messaging import inline_messages
 from cometmq.messaging.pull import PullStatus
 from cometmq.model import Position, TopicConfig
@@ -238,6 +241,13 @@ async def test_a_reader_that_finds_nothing_makes_the_flusher_hurry(member: Membe
     assert (await pull(member, 0)).status is PullStatus.NOT_FOUND
     member.append("T", 0, b"a")
     await until(lambda: member.storage.bounds(("T", 0))[1] == 1)
+
+
+async def test_a_follower_knows_no_end(member: Member) -> None:
+    copy = Reader(member.storage, member.state, CatchUpThrottle(0), SystemClock(), copy=True)
+    [error] = (await copy.uncertain_ends([("T", 0)])).values()
+    assert isinstance(error, NotWriter)
+    assert not await member.reader.uncertain_ends([("T", 0)])
 
 
 # --- inline messages
