@@ -24,7 +24,7 @@ from cometmq.v1.namesrv_pb2_grpc import NameServiceStub
 from services.namesrv.listen import PROVEN, SERVICE
 from tests.support.cluster.broker import BrokerProcess, refusal, running_broker, running_namesrv
 from tests.support.cluster.pullhold import running_pullhold
-from tests.support.waiting import until, until_async
+from tests.support.waiting import PROCESSES_S, until, until_async
 
 SECRET = "correct-horse-battery"
 # Between two registrations in these tests there are minutes: what happens sooner has another cause.
@@ -106,22 +106,25 @@ def unregistration(member_id: int, epoch: int, store_id: str = "") -> pb.Unregis
 
 
 async def test_a_lone_broker_serves_on_whatever_a_name_server_says(tmp_path: Path) -> None:
-    """Before its start, and in its life; as a process, which would exit."""
-    epoch = 50
+    """In its life, and before its start; as a process, which would exit."""
     async with running_namesrv(tmp_path) as namesrv, stranger_at(namesrv) as stranger:
-        await stranger.stub.RegisterMember(forged(epoch))
         flags = ("--namesrv", namesrv, "--register_namesrv_period", "1000")
         async with BrokerProcess(tmp_path, *flags) as broker:
-            for _ in range(2):
-                await broker.client.put_topic("orders", 1)
-                await broker.client.send("orders", 0, b"x")
-                await until(lambda: "serves on" in broker.output())
-                assert await stranger.members() == [(5, epoch)]
-                assert await broker.stop() == 0
-                await broker.start()
+            await broker.client.put_topic("orders", 1)
+            await stranger.become([(0, 1)])
+            await stranger.stub.RegisterMember(forged(50))
+            await until(lambda: "serves on" in broker.output(), PROCESSES_S)
+            await broker.client.send("orders", 0, b"x")
+            assert await broker.stop() == 0
+            assert await stranger.members() == [(5, 50)]
+            said = broker.output().count("serves on")
+            await broker.start()
+            await until(lambda: broker.output().count("serves on") > said, PROCESSES_S)
+            await broker.client.send("orders", 0, b"x")
+            assert await stranger.members() == [(5, 50)]
             assert "internal_secret_file" in broker.output()
-            await stranger.stub.UnregisterMember(unregistration(5, epoch))
-            await stranger.become([(0, 3)])
+            await stranger.stub.UnregisterMember(unregistration(5, 50))
+            await stranger.become([(0, 2)])
             await broker.client.send("orders", 0, b"x")
 
 

@@ -36,7 +36,7 @@ from services.broker import app as broker_app
 from services.namesrv.app import App as NamesrvApp
 from services.namesrv.config import NamesrvConfig
 from services.namesrv.listen import new_server
-from tests.support.waiting import DEADLINE_S, until
+from tests.support.waiting import DEADLINE_S, PROCESSES_S, until
 
 SMALL_FILES = {
     "mapped_file_size_commit_log": 256 * 1024,
@@ -437,7 +437,7 @@ class BrokerProcess:
         announce.unlink(missing_ok=True)
         process = self.spawn("--announce_file", str(announce))
         self._process = process
-        await until(lambda: announce.exists() or process.poll() is not None)
+        await until(lambda: announce.exists() or process.poll() is not None, PROCESSES_S)
         assert process.poll() is None, self.output()
         said = json.loads(announce.read_text())
         assert said["pid"] == process.pid
@@ -483,7 +483,7 @@ class BrokerProcess:
         """Wait until it ends by itself; the exit status."""
         process = self._process
         assert process is not None, "not started"
-        await until(lambda: process.poll() is not None)
+        await until(lambda: process.poll() is not None, PROCESSES_S)
         return process.returncode
 
     async def stop(self) -> int:
@@ -495,7 +495,7 @@ class BrokerProcess:
         assert process is not None, "not started"
         with suppress(ProcessLookupError):
             process.send_signal(number)
-        await until(lambda: process.poll() is not None)
+        await until(lambda: process.poll() is not None, PROCESSES_S)
         if self._client is not None:
             await self._client.close()
             self._client = None
