@@ -232,7 +232,7 @@ class Cluster:
         self, what: str, condition: Callable[[], Awaitable[bool]], within_s: float = HEALED_S
     ) -> None:
         try:
-            await until_async(condition, within_s, poll_s=0.1)
+            await until_async(condition, within_s, pause_s_max=0.1)
         except TimeoutError:
             raise AssertionError(
                 f"{what}: not within {within_s:g} s; {await self.views()}"

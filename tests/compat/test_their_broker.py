@@ -190,7 +190,7 @@ async def test_to_us_and_back(tmp_path: Path) -> None:
             back.update(await receive(broker))
             return {"p0", "p1", "p4"} <= {*first, *back}
 
-        await until_async(all_back, PROCESSES_S, poll_s=0.2)
+        await until_async(all_back, PROCESSES_S, pause_s_max=0.2)
         assert not {"p2", "p3"} & {*first, *back}
         got = {**first, **back}
         for body in ("p1", "p5"):

@@ -1,4 +1,6 @@
-"""The real command against a real cluster: processes, files, gRPC. One cluster for all tests."""
+"""The real command against a real cluster: processes, files, gRPC. One cluster for all tests. Each
+way of a command to end is played as a process, too.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,10 @@ from typing import Any
 
 import pytest
 
+from cometmq.admin.commandline import DEFAULT_DIRECTORY
 from cometmq.client import Message, Producer
 from cometmq.errors import TopicNotFound
+from tests.support.cluster.command import command_json, run_command
 
 TIMEOUT_S = 50
 
@@ -45,16 +49,23 @@ class Shell:
         return self.run("-m", "cometmq.admin", *arguments, stdin=stdin)
 
     def json(self, *arguments: str, stdin: bytes = b"") -> Any:
-        """The JSON that a command answers, which has to succeed and to keep silent otherwise."""
+        """The JSON that a command answers, which has to succeed and to keep silent otherwise. Those
+        that start no processes run in this one.
+        """
+        if arguments[0] != "local":
+            return command_json(self.directory / DEFAULT_DIRECTORY, *arguments, stdin=stdin)
+        return self.json_of_a_process(*arguments)
+
+    def json_of_a_process(self, *arguments: str, stdin: bytes = b"") -> Any:
         done = self.cometmq(*arguments, "--output", "json", stdin=stdin)
         assert (done.returncode, done.stderr) == (0, b""), done.stderr.decode()
         return json.loads(done.stdout)
 
     def error(self, *arguments: str) -> Any:
         """The error that a command is refused with."""
-        done = self.cometmq(*arguments, "--output", "json")
-        assert (done.returncode, done.stdout) == (1, b""), done
-        return json.loads(done.stderr)["error"]
+        result = run_command(self.directory / DEFAULT_DIRECTORY, *arguments, "--output", "json")
+        assert (result.exit_code, result.stdout) == (1, ""), result
+        return json.loads(result.stderr)["error"]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +75,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     try:
         up = user.cometmq("local", "up", "--brokers", "2")
         assert up.returncode == 0, up.stderr.decode()
-        user.json("topic", "create", "T", "--queues", "2")
+        user.json_of_a_process("topic", "create", "T", "--queues", "2")
         yield user
     finally:
         user.cometmq("local", "down")
@@ -159,10 +170,17 @@ def test_a_message_there_and_back(shell: Shell) -> None:
 
 def test_bytes_from_standard_input(shell: Shell) -> None:
     body = bytes(range(256)) * 300
-    sent = shell.json("message", "send", "T", "--file", "-", stdin=body)  # enough to be synced soon
+    send = ("message", "send", "T", "--file", "-")
+    sent = shell.json_of_a_process(*send, stdin=body)  # enough to be synced soon
     found = shell.json("message", "get", sent["message_id"])
     assert found["body_bytes"] == len(body)
     assert found["body_text"] is None
+
+
+def test_a_refusal_ends_the_process_with_1(shell: Shell) -> None:
+    done = shell.cometmq("topic", "create", "../x", "--output", "json")
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert json.loads(done.stderr)["error"]["name"] == "TOPIC_NAME_INVALID"
 
 
 @pytest.mark.parametrize(
@@ -190,7 +208,7 @@ def test_refusals_have_their_name(shell: Shell, arguments: str, name: str) -> No
 
 def test_the_store_is_readable_beside_the_broker(shell: Shell) -> None:
     shell.json("message", "send", "T", "dumped", "--queue", "g1/0")
-    store = ".cometmq/g1/store"
+    store = str(shell.directory / DEFAULT_DIRECTORY / "g1/store")
     view = shell.json("store", "dump", store)
     assert view["in_use_or_crashed"]
     assert ("T", 0) in {(q["topic"], q["queue_id"]) for q in view["queues"]}

@@ -4,28 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 DEADLINE_S = 20.0
 PROCESSES_S = 40.0  # for what processes do, on a busy machine
+PAUSE_S_MAX = 0.02
+
+
+def _pauses_s(longest_s: float) -> Iterator[float]:
+    """Between two looks: ever longer ones, because each look costs CPU."""
+    pause_s = 0.002
+    while True:
+        yield pause_s
+        pause_s = min(1.1 * pause_s, longest_s)
 
 
 async def until(condition: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:
     """Wait until ``condition()`` holds."""
     async with asyncio.timeout(deadline_s):
-        while not condition():  # noqa: ASYNC110 - tests look at many kinds of things
-            await asyncio.sleep(0.002)
+        for pause_s in _pauses_s(PAUSE_S_MAX):
+            if condition():
+                return
+            await asyncio.sleep(pause_s)
 
 
 async def until_async(
     condition: Callable[[], Awaitable[object]],
     deadline_s: float = DEADLINE_S,
-    poll_s: float = 0.002,
+    pause_s_max: float = PAUSE_S_MAX,
 ) -> None:
     """Wait until ``await condition()`` holds."""
     async with asyncio.timeout(deadline_s):
-        while not await condition():  # noqa: ASYNC110
-            await asyncio.sleep(poll_s)
+        for pause_s in _pauses_s(pause_s_max):
+            if await condition():
+                return
+            await asyncio.sleep(pause_s)
 
 
 def wait_until(what: str, condition: Callable[[], object], deadline_s: float = PROCESSES_S) -> None:

@@ -25,6 +25,7 @@ from cometmq.client import (
     PullConsumer,
     SendReceipt,
 )
+from tests.support.cluster.command import command_json
 from tests.support.independent.index import Shape
 from tests.support.independent.reader import Store
 from tests.support.independent.record import Message as StoredMessage
@@ -78,13 +79,16 @@ class Cluster:
         self.namesrv = ""
         self.pids: dict[str, int] = {}
 
-    def command(self, *arguments: str, body: bytes | None = None) -> Any:
+    def command(self, *arguments: str, body: bytes = b"") -> Any:
         """The JSON that ``cometmq`` answers."""
+        return command_json(self.folder, *arguments, stdin=body)
+
+    def process(self, *arguments: str) -> Any:
+        """The same of a process of its own, as the parent of others."""
         environment = {**os.environ, "COMETMQ_LOCAL_DIR": str(self.folder)}
         environment.pop("COMETMQ_NAMESRV", None)
         done = subprocess.run(
             [COMMAND, *arguments, "--output", "json"],
-            input=body,
             env=environment,
             capture_output=True,
             timeout=COMMAND_S_MAX,
@@ -96,12 +100,12 @@ class Cluster:
         """Start it, or what of it has died."""
         options = [text for option in self._options for text in ("--option", option)]
         counts = ("--brokers", str(brokers), "--slaves", str(slaves))
-        view = self.command("local", "up", *counts, *options)
+        view = self.process("local", "up", *counts, *options)
         self.namesrv = view["namesrv"]
         self.pids = {process["name"]: process["pid"] for process in view["processes"]}
 
     def down(self) -> None:
-        self.command("local", "down")
+        self.process("local", "down")
 
     def kill(self, name: str) -> None:
         """``kill -9``; returns when the process is no more."""
