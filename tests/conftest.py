@@ -16,11 +16,14 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 from cometmq import native
 from cometmq.store.disk.files import OsFiles, StrPath, Usage
 from tests.support.faults import tally
 
+TESTS = Path(__file__).parent
+SPARK = "tests/spark/"
 DEFAULT_SEED = 20260101
 _SLOW_MACHINES = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
@@ -132,9 +135,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = _share(slow, config) if config.getoption("--slow") else []
     kept = {*quick, *chosen}
     left_out = [item for item in items if item not in kept]
+    items[:] = _in_order([item for item in items if item in kept])
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item in kept]
         _note(f"{item.nodeid}: slow (make test-long runs it)" for item in left_out)
 
 
@@ -174,6 +177,36 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
 
 
 # --- several processes (pytest-xdist) -----------------------------------------------------------
+
+# The folders whose files take longest begin, so that all processes end at the same time.
+LONGEST = ("spark", "e2e", "faults", "sim", "regressions", "integration", "model", "chart")
+
+
+class OneProcessForAFile(LoadFileScheduling):  # type: ignore[misc]  # it is not typed
+    """A file's tests stay together, for they share clusters; those of the lag job, for they share a
+    JVM.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return SPARK if file.startswith(SPARK) else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> OneProcessForAFile | None:
+    if config.getoption("dist") != "loadfile":
+        return None
+    config.option.loadscopereorder = False  # by the number of tests, which says little
+    return OneProcessForAFile(config, log)
+
+
+def _in_order(items: list[pytest.Item]) -> list[pytest.Item]:
+    ranks = {name: rank for rank, name in enumerate(LONGEST)}
+
+    def rank(item: pytest.Item) -> int:
+        return ranks.get(item.path.relative_to(TESTS).parts[0], len(ranks))
+
+    return sorted(items, key=rank)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

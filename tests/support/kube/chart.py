@@ -44,7 +44,8 @@ def template(major: int, *arguments: str | Path, chart: Path = CHART) -> list[Ob
     place = ["--namespace", NAMESPACE, "--kube-version", "1.34.0"]
     done = run_helm(major, "template", RELEASE, chart, *place, *arguments)
     assert done.returncode == 0, done.stderr
-    return [document for document in yaml.safe_load_all(done.stdout) if document]
+    documents = yaml.load_all(done.stdout, yaml.CSafeLoader)  # written in C: a tenth of the time
+    return [document for document in documents if document]
 
 
 @dataclass(frozen=True)
