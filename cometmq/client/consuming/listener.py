@@ -47,7 +47,10 @@ Call = tuple["Work", int, int]
 
 LOOKS_PER_TIMEOUT = 10  # at the calls that run, to find those that take too long
 
-_CALLS_PER_TURN_MAX = 32  # by one worker, when the listener never waits: others want the loop too
+# Of a turn of the loop, for calls that never wait. Between two turns requests leave and answers
+# come: with longer turns brokers would wait for the client, and then the client for brokers.
+_TURN_NS_MAX = 1_000_000
+_CALLS_PER_LOOK = 8  # at the clock, whether the turn is over
 
 ANSWER_LENGTH_MAX = 1_000  # characters of what a listener has returned
 TRACEBACK_EVERY_S = 60.0
@@ -165,12 +168,13 @@ class Workers:
         self._workers: set[_Worker] = set()
         self._turn = 0  # of the loop, counted while calls run
         self._counts_turn = False
+        self._turn_ends_ns = 0  # when calls that never wait leave the loop to others
         # What a call that takes too long has in work; None: the call goes on.
         self.send_back: SendBack | None = None
         # None: what failed comes again here, in its place.
         self.not_done: NotDone | None = None
         self._work: deque[Work] = deque()
-        self._idle: list[Future[None]] = []  # of workers that wait for work
+        self._idle: list[Future[None]] = []  # of workers that wait for work, or for a turn
         self._delayed: dict[Work, TimerHandle] = {}  # what comes again
         self._traced_s: dict[str, float] = {}  # kinds of failures, when their traceback was logged
 
@@ -238,7 +242,9 @@ class Workers:
         in_listener.set(True)
         turn, timed, tally = self._begin(worker), 0, Tally()
         while self._count <= self._concurrency:
-            work = self._next()
+            work = None
+            if calls % _CALLS_PER_LOOK or not self._is_turn_over():
+                work = self._next()
             if work is None:
                 worker.call = None
                 self._take_time(worker, tally, calls - timed)
@@ -277,11 +283,6 @@ class Workers:
                 stop = first
             tally.done += stop - start
             queue.finish(work.run, start, stop)
-            if calls >= _CALLS_PER_TURN_MAX:
-                self._take_time(worker, tally, calls - timed)
-                calls = timed = 0
-                await asyncio.sleep(0)
-                turn = self._begin(worker)
         self._count -= 1
         self._workers.remove(worker)
 
@@ -295,12 +296,22 @@ class Workers:
         worker.started_ns = monotonic_ns()
         if not self._counts_turn:
             self._counts_turn = True
+            self._turn_ends_ns = worker.started_ns + _TURN_NS_MAX
             asyncio.get_running_loop().call_soon(self._turned)
         return self._turn
 
     def _turned(self) -> None:
+        """Lets one of the workers go on that found the turn over. If its calls wait, another one
+        follows a turn later; if not, more would only find the turn over again.
+        """
         self._turn += 1
         self._counts_turn = False
+        if self._work and not self._is_suspended:
+            self.wake(1)
+
+    def _is_turn_over(self) -> bool:
+        """Whether calls have used up their part of it; then workers wait for the next one."""
+        return self._counts_turn and monotonic_ns() >= self._turn_ends_ns
 
     def _take_time(self, worker: _Worker, tally: Tally, calls: int) -> None:
         """So many calls have ended since the worker's last beginning."""

@@ -260,7 +260,8 @@ class Fetcher:
         if response.count:
             backlog_count = batch.max_offset - batch.next_position.offset
             record_bytes = len(pulled.records) / response.count
-            self._worth_bytes = worth_asking(backlog_count, record_bytes)
+            count_max = self._options.pull_count_max
+            self._worth_bytes = worth_asking(backlog_count, count_max, record_bytes)
         if batch.outcome is PullOutcome.OFFSET_MOVED:
             _log.warning(
                 "offset moved",

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 PULL_BYTES_MIN = 256 * 1024
 
 
-def worth_asking(backlog_count: int, record_bytes: float) -> int:
+def worth_asking(backlog_count: int, count_max: int, record_bytes: float) -> int:
     """Bytes to ask for where so many messages of that size were left behind the last answer. Twice
-    as much, because more may have come meanwhile.
+    as much, because more may have come meanwhile, but no more than ``count_max`` messages have.
     """
-    return max(PULL_BYTES_MIN, int(2 * backlog_count * record_bytes))
+    return max(PULL_BYTES_MIN, int(min(2 * backlog_count, count_max) * record_bytes))
 
 
 @dataclass(slots=True)

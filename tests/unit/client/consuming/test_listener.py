@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from cometmq.client.consuming import listener as listening
 from cometmq.client.consuming.listener import Listener, Work, Workers
 from cometmq.client.messages import ConsumeResult, Later
 from cometmq.client.reading.progress import AnyRun, Progress
@@ -78,18 +79,53 @@ async def test_work_is_done_in_its_order() -> None:
     assert queue.running == 0
 
 
-async def test_a_listener_that_never_waits_leaves_room_for_others() -> None:
+@pytest.mark.parametrize("concurrency", [1, 20])
+async def test_calls_that_never_wait_leave_the_loop_to_others(
+    concurrency: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All workers together use no more of a turn than their part, but all of that."""
+    now_ns = calls = 0
+    call_ns = listening._TURN_NS_MAX // 10
+    monkeypatch.setattr(listening, "monotonic_ns", lambda: now_ns)
+
     async def listener(messages: list[ReceivedMessage]) -> None:
-        return None
+        nonlocal now_ns, calls
+        now_ns += call_ns
+        calls += 1
 
     queue = FakeQueue(1000)
-    turns = 0
-    async with workers(listener, concurrency=1) as made:
+    turns: list[int] = []
+    async with workers(listener, concurrency) as made:
         made.push(queue.work())
         while not queue.done.is_set():
+            before = calls
             await asyncio.sleep(0)
-            turns += 1
-    assert turns > 10
+            turns.append(calls - before)
+            assert made.calls(20, with_stacks=False) == ([], 0)
+    some = [turn for turn in turns if turn]
+    assert max(some) < 10 + listening._CALLS_PER_LOOK
+    assert min(some[:-1]) >= 10
+
+
+async def test_calls_that_wait_run_together_though_others_use_up_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_ns = running = 0
+    monkeypatch.setattr(listening, "monotonic_ns", lambda: now_ns)
+    all_run = asyncio.Event()
+
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        nonlocal now_ns, running
+        now_ns += 2 * listening._TURN_NS_MAX
+        running += 1
+        if running == 20:
+            all_run.set()
+        await all_run.wait()
+
+    queue = FakeQueue(100)
+    async with workers(listener, concurrency=20) as made, asyncio.timeout(10):
+        made.push(queue.work())
+        await queue.done.wait()
 
 
 async def test_only_what_failed_comes_again() -> None:

@@ -73,8 +73,9 @@ def test_pulls_in_flight_keep_the_budget_and_wait_in_order(
 
 
 def test_a_queue_asks_for_what_it_has_left() -> None:
-    assert worth_asking(0, 100.0) == worth_asking(1_000, 100.0) == PULL_BYTES_MIN
-    assert worth_asking(10_000, 100.0) == 2_000_000
+    assert worth_asking(0, 4_096, 100.0) == worth_asking(1_000, 4_096, 100.0) == PULL_BYTES_MIN
+    assert worth_asking(1_500, 4_096, 1_000.0) == 3_000_000
+    assert worth_asking(10_000, 4_096, 1_000.0) == 4_096_000
 
 
 async def test_broker_groups_have_a_budget_each() -> None:
