@@ -54,14 +54,18 @@ def add_to(message_group: click.Group) -> None:
             return await delayed.count_by_topic(connection, wanted)
         return await delayed.delayed(connection, wanted, count_max)
 
-    @cluster_command(message_group, "recall")
+    @cluster_command(message_group, "recall", _too_late)
     @click.argument("handle")
     async def message_recall(connection: Connection, handle: str) -> RecalledView:
         """Take back the delayed message that HANDLE names.
 
         A handle is the recall_handle of a receipt, or of message delayed. Once recalled, no
-        consumer ever gets the message.
+        consumer ever gets the message. Ends with 3 if it was too late.
 
         mqadmin: none.
         """
         return await delayed.recall(connection, handle)
+
+
+def _too_late(view: RecalledView) -> str:
+    return "" if view.recalled else "it was too late: consumers get the message, or have it"

@@ -7,14 +7,21 @@ from typing import Any
 
 from cometmq.admin.connection import CHANGE_DEADLINE_S, Connection, call
 from cometmq.admin.convert import message_view
-from cometmq.admin.dead_letters import PREVIEW_CHARACTERS, count_sent, errors_of
+from cometmq.admin.dead_letters import PREVIEW_CHARACTERS, errors_of
 from cometmq.admin.topic_reader import open_reader
 from cometmq.admin.views import HalfView, HalvesChangedView, MessageView
-from cometmq.errors import StoreDamaged, TopicNotFound, TransactionNotFound
+from cometmq.errors import (
+    AlreadyResent,
+    CometError,
+    StoreDamaged,
+    TopicNotFound,
+    TransactionNotFound,
+)
 from cometmq.format.halves import GIVEN_UP_TOPIC, PGROUP, REAL_QID, REAL_TOPIC
 from cometmq.v1 import broker_pb2, namesrv_pb2
 
 AT_ONCE = 256  # halves of one call
+NAMED_MAX = 10  # refused places in an error
 
 Place = tuple[str, int]  # broker group, offset
 Results = Iterable[broker_pb2.ResendResult]
@@ -120,8 +127,8 @@ async def find(connection: Connection, place: Place, *, is_given_up: bool) -> Me
 
 
 async def resume(connection: Connection, places: Sequence[Place]) -> HalvesChangedView:
-    """Have given-up halves checked again. Raises the first refusal that is not AlreadyResent;
-    TransactionNotFound: a broker group has none.
+    """Have given-up halves checked again. Raises a refusal that is not AlreadyResent, when all were
+    tried; TransactionNotFound: a broker group has none.
     """
 
     async def ask(member: namesrv_pb2.Member, offsets: list[int]) -> Results:
@@ -137,7 +144,7 @@ async def resume(connection: Connection, places: Sequence[Place]) -> HalvesChang
 
 
 async def drop(connection: Connection, places: Sequence[Place]) -> HalvesChangedView:
-    """Roll open halves back. Raises the first refusal."""
+    """Roll open halves back. Raises a refusal, after all were tried."""
 
     async def ask(member: namesrv_pb2.Member, offsets: list[int]) -> Results:
         request = broker_pb2.DropHalvesRequest(half_offsets=offsets)
@@ -157,9 +164,21 @@ async def _each(
     for broker_group, offset in sorted(set(places)):
         offsets_of.setdefault(broker_group, []).append(offset)
     writers = await connection.writers(tuple(sorted(offsets_of)))
-    done = 0
+    done = before = 0
+    refused: list[tuple[str, CometError]] = []
     for broker_group, offsets in sorted(offsets_of.items()):
         for first in range(0, len(offsets), AT_ONCE):
-            results = await ask(writers[broker_group], offsets[first : first + AT_ONCE])
-            done += count_sent(errors_of(results))
-    return HalvesChangedView(done, sum(map(len, offsets_of.values())) - done)
+            some = offsets[first : first + AT_ONCE]
+            errors = errors_of(await ask(writers[broker_group], some))
+            for offset, error in zip(some, errors, strict=True):
+                if error is None:
+                    done += 1
+                elif isinstance(error, AlreadyResent):
+                    before += 1
+                else:
+                    refused.append((f"{broker_group}/{offset}", error))
+    if refused:
+        names = ", ".join(place for place, _ in refused[:NAMED_MAX])
+        error = refused[0][1]
+        raise type(error)(f"{error.message}; refused: {len(refused)} ({names}), done: {done}")
+    return HalvesChangedView(done, before)

@@ -12,9 +12,14 @@ from click.testing import CliRunner
 from cometmq.admin.cli import cli
 from cometmq.client import Message, Producer
 from tests.integration.test_broker_timers import now_ms
-from tests.support.cluster.broker import running_broker, running_namesrv
+from tests.support.cluster.broker import LiveBroker, running_broker, running_namesrv
+from tests.support.waiting import until_async
 
 HOUR_MS = 3_600_000
+
+
+async def has(broker: LiveBroker, topic: str, body: bytes) -> bool:
+    return body in await broker.bodies(topic, 0)
 
 
 async def test_what_waits_is_listed_counted_and_recalled(tmp_path: Path) -> None:
@@ -32,11 +37,9 @@ async def test_what_waits_is_listed_counted_and_recalled(tmp_path: Path) -> None
             assert result.exit_code == exit_code, result.output
             if exit_code == 2:
                 return result.stderr
-            return (
-                json.loads(result.stderr)["error"]["name"]
-                if exit_code
-                else json.loads(result.stdout)
-            )
+            if exit_code == 1:
+                return json.loads(result.stderr)["error"]["name"]
+            return json.loads(result.stdout)
 
         begun_ms = now_ms()
         async with Producer(namesrv) as producer:
@@ -66,6 +69,10 @@ async def test_what_waits_is_listed_counted_and_recalled(tmp_path: Path) -> None
         assert (await run("recall", first.recall_handle))["recalled"]
         assert (await run("recall", first.recall_handle))["recalled"], "the same answer"
         assert len(await run("delayed")) == 2
+        async with Producer(namesrv) as producer:
+            late = await producer.send_and_wait(Message("U", b"late", delay_ms=1))
+        await until_async(lambda: has(broker, "U", b"late"))
+        assert not (await run("recall", late.recall_handle, exit_code=3))["recalled"]
         forged = first.recall_handle[:-4] + third.recall_handle[:4]
         for handle in ("", "hello", forged):
             name = await run("recall", handle, exit_code=1)

@@ -83,11 +83,14 @@ async def test_open_halves_are_listed_shown_and_dropped(tmp_path: Path) -> None:
             await transactions.find(connection, ("g2", 0), is_given_up=False)
         done = await transactions.drop(connection, [("g1", 0), ("g1", 2)])
         assert done == HalvesChangedView(2, 0)
-        with pytest.raises(TransactionNotFound):
-            await transactions.drop(connection, [("g1", 0)])
+        with pytest.raises(TransactionNotFound, match=r"refused: 2 \(g1/0, g1/7\), done: 0"):
+            await transactions.drop(connection, [("g1", 0), ("g1", 7)])
         with pytest.raises(TransactionNotFound):  # the next one that is open is another
             await transactions.find(connection, ("g1", 0), is_given_up=False)
         assert [one.body for one in await listed(connection)] == ["b"]
+        with pytest.raises(TransactionNotFound, match=r"refused: 1 \(g1/0\), done: 1"):
+            await transactions.drop(connection, [("g1", 0), ("g1", 1)])
+        assert await listed(connection) == []
         assert await broker.bodies("T", 0) == []
 
 
