@@ -33,18 +33,8 @@ def _served() -> set[tuple[str, str]]:
     return found
 
 
-def _planned() -> set[tuple[str, str]]:
-    planned = re.findall(r"^- `(\w+)\.(\w+)`: .*\.$", _sections()["Planned"], flags=re.M)
-    assert len(planned) == _sections()["Planned"].count("\n- ")
-    return set(planned)
-
-
 def test_the_contract_is_what_is_described_as_served() -> None:
     assert _served() == CONTRACT
-
-
-def test_nothing_of_the_contract_is_planned() -> None:
-    assert not _planned() & CONTRACT
 
 
 def test_the_contract_names_only_errors_that_exist() -> None:
