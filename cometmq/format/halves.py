@@ -185,7 +185,7 @@ def op_records(offsets: Sequence[int], host: bytes) -> list[OpRecord]:
 
 
 def _op_bodies(offsets: Sequence[int]) -> Iterator[bytes]:
-    each = OP_BODY_BYTES_MAX // 20  # digits of the largest offset, and a comma
+    each = OP_BODY_BYTES_MAX // (len(str(max(offsets, default=0))) + len(","))
     for first in range(0, len(offsets), each):
         yield ",".join(map(str, offsets[first : first + each])).encode()
 

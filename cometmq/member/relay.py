@@ -37,22 +37,25 @@ class RelayWriter:
         """The topics are there. Raises DiskFull, BatchTooLarge, BrokerDraining, StoreFailed."""
         demands = self._demands({one.topic for one in relayed})
         ticket = self._storage.append_relayed(relayed, demands, self.host)
-        sizes: dict[str, list[int]] = {}
-        for one in relayed:
-            sizes.setdefault(one.topic, []).append(one.size_bytes)
-        for topic, of_topic in sizes.items():
-            self._metrics.messages_in(topic, len(of_topic), sum(of_topic))
+        self._count(relayed, ticket.appended.segment_bytes)
         return ticket
 
     def append_run(self, run: RelayRun, behind: Sequence[OwnRecord] = ()) -> Ticket:
         """The same, of many records at once, and of some for other queues behind them."""
         demands = self._demands({*(t for t, _ in run.queues), *(one.topic for one in behind)})
         ticket = self._storage.append_relay_run(run, demands, self.host, behind)
-        topics = [*[topic for topic, _ in run.queues], *[one.topic for one in behind]]
-        counts = [*run.sized(), *[1] * len(behind)]
-        for topic, count, size in zip(topics, counts, ticket.appended.segment_bytes, strict=True):
+        sizes = ticket.appended.segment_bytes
+        for (topic, _), count, size in zip(run.queues, run.sized(), sizes, strict=False):
             self._metrics.messages_in(topic, count, size)
+        self._count(behind, sizes[len(run.queues) :])
         return ticket
+
+    def _count(self, relayed: Sequence[OwnRecord], sizes_bytes: Sequence[int]) -> None:
+        by_topic: dict[str, list[int]] = {}
+        for one, size_bytes in zip(relayed, sizes_bytes, strict=True):
+            by_topic.setdefault(one.topic, []).append(size_bytes)
+        for topic, sizes in by_topic.items():
+            self._metrics.messages_in(topic, len(sizes), sum(sizes))
 
     def _demands(self, topics: Iterable[str]) -> dict[str, DurabilityClass]:
         return {topic: topic_demands(self._topics, topic) for topic in topics}

@@ -237,34 +237,36 @@ class MessageStore(BaseStore):
         """
         self._guarded(self._dispatcher.catch_up)
         firsts = [self._next_offset(key) for key in run.queues]
-        last_keys = [(one.topic, one.queue_id) for one in behind]
-        assert not {*last_keys} & {*run.queues}
-        last_firsts = [self._next_offset(key) for key in last_keys]
-        last_offsets = [
-            first + last_keys[:at].count(key)
-            for at, (key, first) in enumerate(zip(last_keys, last_firsts, strict=True))
-        ]
+        sizes_behind = [one.size_bytes for one in behind]
+        room = sum(sizes_behind)
         end, last_time_ms = self._log.end
         store_time_ms = max(self._clock.wall_ms(), last_time_ms)
-        room = sum([one.size_bytes for one in behind])
         records, units = run.encode(firsts, end, store_time_ms, store_host, room)
         self._check_fits(len(records))
         log_offset = self._log.place(len(records))
         if log_offset != end:  # a new file
             records, units = run.encode(firsts, log_offset, store_time_ms, store_host, room)
-        last_units: list[bytes] = []
+        by_queue = dict(zip(run.queues, units, strict=True))
+        last_unit = units[run.chosen[-1]] if run.chosen else b""
+        following: dict[QueueKey, int] = {}
+        offsets_behind: list[int] = []
         at = log_offset + len(records) - room
-        for one, offset in zip(behind, last_offsets, strict=True):
-            place = slice(at - log_offset, at - log_offset + one.size_bytes)
+        for one, size_bytes in zip(behind, sizes_behind, strict=True):
+            key = (one.topic, one.queue_id)
+            assert key not in run.queues, key
+            offset = following[key] if key in following else self._next_offset(key)
+            following[key] = offset + 1
+            offsets_behind.append(offset)
+            place = slice(at - log_offset, at - log_offset + size_bytes)
             records[place] = one.encode(offset, at, store_time_ms, store_host)
-            code = one.tags_code(store_time_ms)
-            last_units.append(queueunit.pack(at, one.size_bytes, code))
-            at += one.size_bytes
+            last_unit = queueunit.pack(at, size_bytes, one.tags_code(store_time_ms))
+            by_queue[key] = by_queue.get(key, b"") + last_unit
+            at += size_bytes
         try:
             self._log.append(log_offset, records, store_time_ms)
-            for key, of_queue in zip((*run.queues, *last_keys), (*units, *last_units), strict=True):
+            for key, of_queue in by_queue.items():
                 self._dispatcher.dispatch(self._dispatcher.get(*key), of_queue)
-            self._last_units = last_units[-1] if last_units else units[run.chosen[-1]]
+            self._last_units = last_unit
             self._dispatcher.reached(self._log.end)
         except StoreFailed as error:
             raise self._failed(error) from error
@@ -272,8 +274,8 @@ class MessageStore(BaseStore):
         sizes = [len(records) - room]
         if len(units) != 1:
             sizes = [sum([size for _, size, _ in queueunit.iterate(some)]) for some in units]
-        sizes += [one.size_bytes for one in behind]
-        return Appended(log_offset, at, [*firsts, *last_offsets], sizes, store_time_ms)
+        sizes += sizes_behind
+        return Appended(log_offset, at, [*firsts, *offsets_behind], sizes, store_time_ms)
 
     def _next_offset(self, key: QueueKey) -> int:
         queue = self._dispatcher.find(*key)

@@ -537,6 +537,20 @@ async def test_a_crash_inside_the_append_of_an_end_ends_each_half_once(
         assert member.state.halves.find(story.open[oldest].half_offset) is not None
 
 
+async def test_an_append_has_as_few_op_records_as_list_its_halves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(halves, "OP_BODY_BYTES_MAX", 100)
+    async with life(tmp_path / "s", WallClock(), clean=True) as (member, parts):
+        names = await send_together(parts, 100)
+        await parts.service.end_runs("P", [run_of(names)])
+        ops = _records(member, halves.OP_TOPIC, 0)
+        assert [len(op.body) for op in ops] == [88, 98, 98, 2]
+        assert [op.queue_offset for op in ops] == [0, 1, 2, 3]
+        listed = [offset for op in ops for offset in halves.ended_halves(op.body)]
+        assert listed == list(range(100))
+
+
 @pytest.mark.parametrize("kept", [0, 40, 100])
 async def test_a_crash_inside_the_append_of_a_run_ends_each_half_once(
     tmp_path: Path, kept: int
