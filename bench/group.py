@@ -102,12 +102,14 @@ class Groups:
         return time.monotonic() - started_s
 
 
-def wait_for(condition: Callable[[], bool], what: str, poll_s: float = POLL_S) -> None:
+def wait_for(
+    condition: Callable[[], bool], what: str, poll_s: float = POLL_S, s_max: float = READY_S_MAX
+) -> None:
     """TimeoutError."""
-    deadline_s = time.monotonic() + READY_S_MAX
+    deadline_s = time.monotonic() + s_max
     while not condition():
         if time.monotonic() > deadline_s:
-            raise TimeoutError(f"{what}: not within {READY_S_MAX:.0f} s")
+            raise TimeoutError(f"{what}: not within {s_max:.0f} s")
         time.sleep(poll_s)
 
 

@@ -58,6 +58,7 @@ MANY = 4_096
 # Idle receives: consumers of a process, calls of each, consumers of each group.
 HOLDER_PROCESSES, CALLS_EACH, MEMBERS_EACH = 4, 10, 10
 IDLE_WAIT_MS = 15_000
+IDLE_READY_S_MAX = 300.0
 
 
 async def fill(namesrv: str, topic: str, count: int) -> None:
@@ -174,12 +175,18 @@ async def wait_idle(said: argparse.Namespace) -> None:
         async def one(number: int) -> None:
             group = number // MEMBERS_EACH
             async with SimpleConsumer(said.namesrv, f"idle-{group}") as consumer:
-                await consumer.subscribe(f"idle-{group}")
+                subscribed = False
+                while not subscribed:
+                    with suppress(CometError):  # while all connect at once
+                        await consumer.subscribe(f"idle-{group}")
+                        subscribed = True
                 await asyncio.gather(*(keep_receiving(consumer) for _ in range(CALLS_EACH)))
 
         for number in range(said.first, said.first + said.count):
             tasks.create_task(one(number))
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(
+                0.05
+            )  # a broker that is asked faster than it answers is asked again
 
 
 def idle(folder: Path, receives: int, seconds: float) -> dict[str, float]:
@@ -211,7 +218,7 @@ def idle(folder: Path, receives: int, seconds: float) -> dict[str, float]:
             def all_wait() -> bool:
                 return Scrape(hold.metrics_address).value("cometmq_holds_waiting") >= 0.99 * wanted
 
-            wait_for(all_wait, f"{wanted} receives")
+            wait_for(all_wait, f"{wanted} receives", poll_s=0.5, s_max=IDLE_READY_S_MAX)
             time.sleep(2 * IDLE_WAIT_MS / 1_000)  # each has waited to its end once
             pids = {"broker": cluster.brokers[0].pid, "bare": cluster.brokers[1].pid}
             pids["pullhold"] = hold.pid
