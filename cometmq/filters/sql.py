@@ -88,7 +88,7 @@ def _plain(op: Op, argument: Argument) -> tuple[int, Argument]:
 
 
 def compile_expression(expression: str) -> Program:
-    """The program of an expression; kept, since the same ones come again. Raises FilterInvalid,
+    """The program of an expression; kept, since callers repeat expressions. Raises FilterInvalid,
     whose message names the place.
     """
     if not isinstance(expression, str):

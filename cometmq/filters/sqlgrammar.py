@@ -154,7 +154,7 @@ def _refusal(expression: str, at: int, why: str) -> FilterInvalid:
 
 
 class _Misfit(Exception):
-    """A part that does not fit where it stands."""
+    """A part that does not fit in its place."""
 
     def __init__(self, at: int, why: str) -> None:
         super().__init__(why)

@@ -17,7 +17,7 @@ EVERYTHING = "*"
 TAGS_COUNT_MAX = 256
 TAG_BYTES_MAX = 256
 _SEPARATOR = "||"
-# What stands in an SQL92 expression or a list of another form, hardly in a tag.
+# What an SQL92 expression or a list of another form has, and hardly a tag.
 _NO_TAG = re.compile(r"[<>=()'\"&,;]|\s(?:and|or|not|is|in|like|between)\s", re.IGNORECASE)
 _CODE_MASK = 0xFFFFFFFF  # RocketMQ compares the low 32 bits
 
@@ -26,8 +26,8 @@ def parse(expression: str) -> frozenset[str]:
     """The tags that an expression names; empty = every message (``"*"`` and ``""``).
 
     As in RocketMQ, blanks around a tag do not count and empty alternatives are left out; unlike
-    there, ``*`` cannot stand beside tags, nor anything that looks like SQL92 or a list with commas:
-    as a tag it would match nothing, in silence. Raises FilterInvalid.
+    there, ``*`` cannot be one of several tags, nor can a text that looks like SQL92 or a list with
+    commas: as a tag it would match nothing, in silence. Raises FilterInvalid.
     """
     if not isinstance(expression, str):
         raise FilterInvalid(f"an expression is a text like 'a || b', not {expression!r}")
@@ -38,7 +38,7 @@ def parse(expression: str) -> frozenset[str]:
     if not tags:
         raise FilterInvalid(f"the filter {expression[:100]!r} names no tag")
     if EVERYTHING in tags:
-        raise FilterInvalid("'*' means every message and stands alone")
+        raise FilterInvalid("'*' means every message and cannot be one of several tags")
     for tag in tags:
         if _NO_TAG.search(tag):
             raise FilterInvalid(

@@ -138,7 +138,7 @@ def stamp(
     time.
 
     ``records`` stays as it is; the result is a private copy of the same length. ``log_offset`` is
-    where its first byte will stand. Hosts have 8 or 20 bytes (address and port as int32) and decide
+    where its first byte will lie. Hosts have 8 or 20 bytes (address and port as int32) and decide
     which IPv6 bits the records must have.
 
     Raises the catalogue's error with ``segment`` set: BatchMalformed, RecordFieldForbidden,
@@ -170,7 +170,7 @@ def stamp(
             raise
         units.append(segment_units)
     if at != len(records):
-        raise BatchMalformed(f"{len(records) - at} bytes stand behind the last segment")
+        raise BatchMalformed(f"{len(records) - at} bytes lie behind the last segment")
     assert len(buffer) == len(records)
     return Stamped(buffer, units)
 
@@ -314,14 +314,14 @@ def _stamp_run(
     records: bytes, buffer: bytearray, at: int, claim: SegmentClaim, done: int, job: _Job
 ) -> tuple[int, bytes]:
     """The quick look, and the stamps: takes the segment's records from ``at`` on, of which ``done``
-    were taken before, up to the first that fails the look. Returns where that one stands, and the
+    were taken before, up to the first that fails the look. Returns the offset of that one, and the
     units of those before it."""
     layout, log_offset, _, hosts_and_time, sys_flags, limits = job
     read_head = _HEAD_READERS[layout.host_flags]
     write_stamp, stamp_at, head_bytes = layout.stamp.pack_into, layout.stamp_at, layout.head_bytes
     body_bytes_max, properties_bytes_max = limits.body_bytes_max, limits.properties_bytes_max
     is_ascii, is_text = property_codec.CLEAN.fullmatch, property_codec.clean_text
-    stands, pack_unit = records.startswith, UNIT.pack
+    has, pack_unit = records.startswith, UNIT.pack
     wanted, topic_field = claim.queue_id, bytes((len(claim.topic),)) + claim.topic
     topic_and_length_bytes = len(topic_field) + 2
     total = len(records)
@@ -333,7 +333,7 @@ def _stamp_run(
     if claim.timer:
         prefix = prefix[:DIGITS_AT]
     codes: dict[bytes | None, int] = {None: due_ms}  # of the tags met before
-    middles: dict[int, bytes] = {}  # what stands between body and properties, by their length
+    middles: dict[int, bytes] = {}  # the bytes between body and properties, by their length
     units: list[bytes] = []
     first, stop = claim.first_queue_offset + done, claim.first_queue_offset + claim.count
     for queue_offset in range(first, stop):
@@ -360,7 +360,7 @@ def _stamp_run(
             and not prepared
             and 0 <= body_bytes <= body_bytes_max
             and end <= total
-            and stands(middle, topic_at)
+            and has(middle, topic_at)
             and crc32(records[at + head_bytes : topic_at]) & BODY_CRC_MASK == crc
             and (
                 clean := is_ascii(records, properties_at + prefix_bytes, end)
@@ -374,7 +374,7 @@ def _stamp_run(
                 digits.isdigit()
                 and (timer_base_ms or digits[:1] != b"0")
                 and (due_ms := timer_base_ms + int(digits)) <= timer_last_ms
-                and stands(behind_digits, properties_at + DIGITS_END)
+                and has(behind_digits, properties_at + DIGITS_END)
             ):
                 break
             buffer[properties_at + DIGITS_AT : properties_at + DIGITS_END] = b"%013d" % due_ms

@@ -1,4 +1,4 @@
-"""The stored form of a half message, and of the records that tell which halves have ended. Spec:
+"""The stored form of a half message, and of the records of ended halves. Spec:
 docs/format/batch.md, docs/format/record.md.
 
 A half is a message whose transaction has not ended. RocketMQ's form (docs/format/properties.md):

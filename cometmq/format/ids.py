@@ -1,4 +1,4 @@
-"""Names of messages: where one was stored, and who made it. Spec: docs/format/ids.md."""
+"""Ids of messages: of the place in a log, and of the producer. Spec: docs/format/ids.md."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class Keys:
 
 
 class Header(NamedTuple):
-    """The first 40 bytes. A file that nothing was put into tells the end of the one before it."""
+    """The first 40 bytes. A file without entries has the end of the one before it."""
 
     begin_time_ms: int = 0
     end_time_ms: int = 0
@@ -117,7 +117,7 @@ def decode_header(content: bytes) -> Header:
 
 @dataclass(frozen=True)
 class Sizes:
-    """RocketMQ's maxHashSlotNum and maxIndexNum: a reader has to know them, no file tells."""
+    """RocketMQ's maxHashSlotNum and maxIndexNum: no file has them, a reader has to know them."""
 
     hash_slots: int = 5_000_000
     entries: int = 20_000_000
@@ -128,7 +128,7 @@ class Sizes:
 
     @property
     def entries_at(self) -> int:
-        """Where entry 0 would stand."""
+        """Offset in the file of entry 0, which is never used."""
         return HEADER_BYTES + self.hash_slots * SLOT_BYTES
 
     @property
@@ -161,7 +161,7 @@ def _head(text: str) -> int:
 
 @lru_cache(maxsize=8192)
 def _tail(text: str) -> tuple[int, int]:
-    """The hash of ``text``, and the factor that what stands before it gets."""
+    """The hash of ``text``, and the factor for the hash of the text in front of it."""
     return java_hash(text), 31 ** (len(text.encode("utf-16-be", "surrogatepass")) // 2)
 
 

@@ -77,8 +77,8 @@ def _topic(name: bytes) -> str:
 
 
 def _value(raw: bytes, name: bytes) -> str:
-    """The value of the property that stands between the separators in ``name``; the last of several
-    wins, an empty one does not count.
+    """The value of the property ``name``, which includes the separators; the last of several wins,
+    an empty one does not count.
     """
     at = raw.rfind(name)
     if at >= 0:

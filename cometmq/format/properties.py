@@ -18,7 +18,7 @@ KEYS = "KEYS"
 TAGS = "TAGS"
 UNIQ_KEY = "UNIQ_KEY"
 SHARDING_KEY = "__SHARDINGKEY"  # messages of one key go to one queue
-RETRY_TOPIC = "RETRY_TOPIC"  # of a message that comes again: the topic that it was sent to
+RETRY_TOPIC = "RETRY_TOPIC"  # of a message that was sent back: the topic that it was sent to first
 _SHARDING_KEY = f"{SHARDING_KEY}\x01".encode()
 KEY_SEPARATOR = " "  # between the keys inside the value of KEYS
 
@@ -39,7 +39,7 @@ RESERVED = frozenset(
 RESERVED_PREFIX = "__RMQ.TRANSIENT."  # names that are never stored
 
 # A name or a value: at least one byte, none of the two separators, and no NUL: a torn write leaves
-# zeros behind, and recovery must be able to tell them from properties.
+# zeros behind, and recovery must not take them for properties.
 _TEXT = rb"[\x03-\xff]++"
 FRAMING = re.compile(rb"(?:%b\x01%b\x02)*+(?:%b\x01%b)?" % (_TEXT, _TEXT, _TEXT, _TEXT))
 """What a producer may send, as a full match: whole pairs, nothing empty, the last ``\\x02``
@@ -49,8 +49,9 @@ STORED_FRAMING = re.compile(
     rb"(?:(?:%(name)b\x01%(value)b)?+\x02)*+(?:%(name)b\x01%(value)b)?+"
     % {b"name": rb"[\x03-\xff]*+", b"value": rb"[\x01\x03-\xff]*+"}
 )
-"""What may stand in a log, as a full match: also what RocketMQ lets pass (empty names and values,
-``\x01`` in a value, a separator too many). Narrow enough to find the zeros of a torn write."""
+"""The properties that a log may have, as a full match: also what RocketMQ accepts (empty names and
+values, ``\x01`` in a value, a separator too many). Narrow enough to find the zeros of a torn write.
+"""
 
 
 def _harmless(text: bytes, unlike_reserved: bytes) -> re.Pattern[bytes]:

@@ -10,7 +10,7 @@ from typing import Final
 
 UNIT: Final = struct.Struct(
     ">"
-    "q"  # log offset: where the record stands in the commit log
+    "q"  # log offset of the record
     "i"  # size: TOTALSIZE of the record; 0 in a unit that was never written
     "q"  # tags code: the hash of the record's tag, sign-extended; 0 = no tag
 )
@@ -61,8 +61,8 @@ def unit_at(units: bytes, index: int) -> tuple[int, int, int]:
 
 
 def before_hole(units: bytes) -> bytes:
-    """The first of ``units``, as far as nothing was wiped out of them: zeros stand where a page of
-    the disk was lost. The unit before a hole may have lost its end with it, and goes too.
+    """The first of ``units``, up to a hole: zeros where a page of the disk was lost. The unit
+    before a hole may have lost its end with it, and is left out, too.
     """
     # No units in a row have as many zeros: 8 of a tag, 8 of an offset, and less than a size.
     if _HOLE not in units:
@@ -71,5 +71,5 @@ def before_hole(units: bytes) -> bytes:
 
 
 def is_message(log_offset: int, size: int) -> bool:
-    """Whether a unit stands for a message: it is neither unwritten (zeros) nor pre-fill."""
+    """Whether a unit is of a message: it is neither unwritten (zeros) nor pre-fill."""
     return log_offset >= 0 and size > 0 and (log_offset, size) != (0, PREFILL_SIZE)

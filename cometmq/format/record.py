@@ -38,7 +38,7 @@ _FIXED_FIELDS: Final = (
     ("queue_id", "i"),
     ("flag", "i"),  # the user's; 0 = never set
     ("queue_offset", "q"),  # position in the queue, from 0
-    ("log_offset", "q"),  # PHYSICALOFFSET: where this record's first byte stands in the whole log
+    ("log_offset", "q"),  # PHYSICALOFFSET: of this record's first byte, in the whole log
     ("sys_flag", "i"),
     ("born_time_ms", "q"),  # the producer's clock
     ("born_host", ""),  # the producer's address and port
@@ -63,7 +63,7 @@ _SIZE_AND_MAGIC: Final = struct.Struct(">ii")
 
 
 class Layout:
-    """Where each field stands, for one pair of host lengths. Four exist: :data:`LAYOUTS`, by
+    """The offset of each field, for one pair of host lengths. Four exist: :data:`LAYOUTS`, by
     SYSFLAG & SYS_FLAG_HOSTS."""
 
     __slots__ = (
@@ -122,7 +122,7 @@ _FRAME_V4: Final = _V4.reader("size", "sys_flag", "body_bytes")
 _SYS_FLAG: Final = list(_V4.offsets).index("sys_flag")  # index into an unpacked head
 _BODY_BYTES: Final = list(_V4.offsets).index("body_bytes")
 assert list(_V4.offsets)[:2] == ["size", "magic"]
-# SYSFLAG says how long the hosts are, so it must stand before them.
+# SYSFLAG says how long the hosts are, so it must come before them.
 assert len({layout.offsets["sys_flag"] for layout in LAYOUTS.values()}) == 1
 assert _V4.record_bytes_min == 91
 
@@ -184,7 +184,7 @@ def host_text(host: bytes) -> str:
 
 
 def record_size(body_len: int, topic_len: int, properties_len: int, sys_flag: int = 0) -> int:
-    """Bytes of a record with such parts; SYSFLAG tells how long the hosts are."""
+    """Bytes of a record with such parts; SYSFLAG says how long the hosts are."""
     return (
         LAYOUTS[sys_flag & SYS_FLAG_HOSTS].record_bytes_min + body_len + topic_len + properties_len
     )
@@ -322,7 +322,7 @@ def decode(buffer: bytes, offset: int = 0) -> Record:
     """The record that starts at ``offset``; what follows it does not matter. The body's CRC is not
     looked at.
 
-    Raises BatchMalformed when no whole record stands there.
+    Raises BatchMalformed when there is no whole record.
     """
     assert offset >= 0
     if offset >= len(buffer):
@@ -399,12 +399,12 @@ class Kind(Enum):
     RECORD = "record"  # whole and good
     BLANK = "blank"  # the end of the file's records
     END = "end"  # zeros: nothing was written here
-    MORE = "more"  # the buffer ends too early to tell
+    MORE = "more"  # the buffer ends too early to know
     BAD = "bad"  # something else: the log ends here
 
 
 class Found(NamedTuple):
-    """What stands there; ``size`` = bytes of the record or the blank rest, bytes needed for MORE,
+    """What was found; ``size`` = bytes of the record or the blank rest, bytes needed for MORE,
     else 0."""
 
     kind: Kind
@@ -423,7 +423,7 @@ def _is_topic(name: str) -> bool:
 
 
 def check(buffer: bytes, offset: int, *, log_offset: int, bytes_left: int) -> Found:
-    """Classifies what stands at ``offset`` of a piece of a log file, for recovery.
+    """Classifies the bytes at ``offset`` of a piece of a log file, for recovery.
 
     ``log_offset`` is that place's position in the whole log, ``bytes_left`` counts from there to
     the end of the *file*; the buffer may end before. A good record has a whole chain of sizes, its

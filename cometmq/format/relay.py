@@ -2,7 +2,7 @@
 messages. Spec: docs/format/record.md.
 
 A relayed record has the body, the hosts of its producer and most properties of its source. Its
-PREPARED TRANSACTION OFFSET holds the log offset of the source, so the log tells what was done with
+PREPARED TRANSACTION OFFSET holds the log offset of the source, so the log has what was done with
 each message. RocketMQ does so for committed transactions, and reads the field nowhere else.
 """
 

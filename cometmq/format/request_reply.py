@@ -49,11 +49,11 @@ def reply_properties(requester: Requester) -> dict[str, str]:
 
 
 def requester_of(properties: Mapping[str, str], born_time_ms: int) -> Requester:
-    """Who waits for a reply to the message with these properties. ReplyInvalid: nobody."""
+    """The requester that waits for a reply to the message with these properties. ReplyInvalid."""
     ttl = properties.get(TTL, "")
     client_id, correlation_id = properties.get(REPLY_TO_CLIENT), properties.get(CORRELATION_ID)
     if not client_id or not correlation_id or properties.get(MSG_TYPE) == REPLY:
-        raise ReplyInvalid("The message is no request: nobody waits for a reply.")
+        raise ReplyInvalid("The message is no request: no requester waits for a reply.")
     if not (ttl.isascii() and ttl.isdigit() and len(ttl) < 10 and 0 < int(ttl) <= TTL_MS_MAX):
         raise ReplyInvalid(f"The request's TTL is {ttl[:20]!r}, not 1 to {TTL_MS_MAX} ms.")
     return Requester(client_id, correlation_id, int(ttl), born_time_ms + int(ttl))

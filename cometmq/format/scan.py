@@ -1,8 +1,8 @@
 """Many records of a log file at a time, without an object for each: the scanner of recovery, repair
 and verification.
 
-:func:`scan_run` takes what is plain. Where it stops, :func:`cometmq.format.record.check` tells what
-stands there: the end, damage, or a record that its caller wants to see by itself.
+:func:`scan_run` takes what is plain. Where it stops, :func:`cometmq.format.record.check` finds out
+why: the end, damage, or a record that its caller wants to see by itself.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Run(NamedTuple):
 
 
 def topic_list(topics: Iterable[str]) -> bytes:
-    """Topics as :func:`scan_run` takes them: each behind a byte that tells its length."""
+    """Topics as :func:`scan_run` takes them: each behind a byte with its length."""
     names = [topic.encode() for topic in sorted(topics)]
     return b"".join(bytes((len(name),)) + name for name in names)
 

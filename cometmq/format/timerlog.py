@@ -1,7 +1,7 @@
 """The files in which RocketMQ 5 keeps its timers: ``timerlog``, which lists the messages that wait,
 and ``config/timercheck``, which says how far it is. docs/format/timers.md. Pure.
 
-RocketMQ delivers by second. The messages of a second are a chain in the list: each unit tells where
+RocketMQ delivers by second. The messages of a second are a chain in the list: each unit says where
 the one before it lies. A table, which RocketMQ makes again from the list, has the last one of each
 second.
 """
@@ -59,7 +59,7 @@ def units_max(file_bytes: int) -> int:
 
 def encode_log(waiting: Iterable[WaitingRecord], last: tuple[int, int], now_ms: int) -> TimerLog:
     """The list of what waits; empty: nothing does. ``last``: log offset and size of the timer
-    queue's last record, whether it waits or not: RocketMQ goes on in the queue behind the record
+    queue's last record, whether it waits or not: RocketMQ continues in the queue behind the record
     that the list ends with.
     """
     base_ms = _second_of(now_ms)
@@ -104,7 +104,7 @@ class TimerCheck(NamedTuple):
 
 
 def encode_check(time_ms: int, offset: int, log_bytes: int, now_ms: int) -> bytes:
-    """``config/timercheck``. RocketMQ goes on at ``offset`` of the timer queue, with a list of so
+    """``config/timercheck``. RocketMQ continues at ``offset`` of the timer queue, with a list of so
     many bytes.
     """
     said = _CHECK.pack(_second_of(time_ms), log_bytes, offset, offset, 0, now_ms, 0)

@@ -35,7 +35,7 @@ PROPERTIES = delayed.PROPERTIES | frozenset(
     )
 )
 
-# Where the time stands in the properties.
+# Where the time is in the properties.
 DIGITS = 13
 DIGITS_AT = len(TIMER_OUT_MS) + 1
 DIGITS_END = DIGITS_AT + DIGITS
@@ -52,7 +52,7 @@ class TimerForm(IntEnum):
 
 
 def digits_of(time_ms: int) -> bytes:
-    """A time or a delay as it stands in the properties."""
+    """A time or a delay in the form of the properties."""
     assert 0 <= time_ms <= TIMER_MS_MAX, time_ms
     return b"%013d" % time_ms
 
@@ -68,7 +68,7 @@ def prefix(topic: str, queue_id: int, *, wait_store: bool = True) -> bytes:
 
 
 def with_time(properties: bytes, time_ms: int, at: int = DIGITS_AT) -> bytes:
-    """The same bytes with another time in the digits, which stand at ``at``."""
+    """The same bytes with another time in the digits, which begin at ``at``."""
     return properties[:at] + digits_of(time_ms) + properties[at + DIGITS :]
 
 

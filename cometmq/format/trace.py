@@ -1,6 +1,6 @@
-"""Trace records in RocketMQ's form: what became of single messages, as clients saw it. Pure.
+"""Trace records in RocketMQ's form: the steps of single messages that a client took. Pure.
 
-Fields stand between ``\\x01``, and each record ends with ``\\x02``. A message of the trace topic
+``\\x01`` separates fields, and each record ends with ``\\x02``. A message of the trace topic
 has many of them; its keys are the ids and keys of the messages that they are about. Absent texts
 are ``null``, as Java writes them: RocketMQ's reader counts fields, and drops empty ones at the end.
 Times are milliseconds since 1970-01-01 UTC, by the client's clock.
@@ -111,7 +111,7 @@ def decode(body: str) -> Iterator[TraceRecord]:
         if decoder is None:
             continue
         try:
-            yield decoder([*map(_shown, fields)])
+            yield decoder(["" if field == NULL else field for field in fields])
         except (IndexError, ValueError):
             continue
 
@@ -128,10 +128,6 @@ def text_field(value: str | int) -> str:
     if FIELD in value or RECORD in value or len(value) > TEXT_LENGTH_MAX:
         value = value[:TEXT_LENGTH_MAX].replace(FIELD, " ").replace(RECORD, " ")
     return value
-
-
-def _shown(field: str) -> str:
-    return "" if field == NULL else field
 
 
 def _int(value: int) -> int:

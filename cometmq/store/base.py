@@ -1,6 +1,6 @@
 """What the writer and a follower both do with an open store: look, read, flush, close.
 
-Synchronous. One thread writes (``writer.py`` and ``follower.py`` tell how), one flushes, one
+Synchronous. One thread writes (see ``writer.py`` and ``follower.py``), one flushes, one
 prepares log files; any number read.
 
 Invariant: flushed_offset ≤ written_offset ≤ appended_offset; dispatched_offset ≤ appended_offset;
@@ -168,8 +168,8 @@ class BaseStore:
         """The records at ``spans`` (log offset, size), as units name them, joined; neighbours are
         read with one call.
 
-        Raises MessageNotFound (outside the log), StoreDamaged (no record of that size stands
-        there), and with ``nowait`` :class:`BlockingIOError`.
+        Raises MessageNotFound (outside the log), StoreDamaged (there is no record of that size),
+        and with ``nowait`` :class:`BlockingIOError`.
         """
         return self._log.read_records(spans, nowait=nowait)
 
@@ -197,7 +197,7 @@ class BaseStore:
 
     def store_time_ms(self, log_offset: int) -> int:
         """When the record at ``log_offset`` was stored, from its head alone. MessageNotFound unless
-        one seems to stand there.
+        there seems to be one.
         """
         return store_time_ms(self._log, log_offset)
 
@@ -220,7 +220,7 @@ class BaseStore:
 
     def good_records(self, bytes_max: int, start: int) -> Iterator[tuple[int, bytes]]:
         """(log offset, bytes) of pieces of the log, at most its last ``bytes_max`` bytes: whole
-        good records, from ``start`` on, where one stands. Damaged places are passed over.
+        good records, from ``start`` on, which is the offset of one. Damaged places are passed over.
         """
         segments, end = self._log.segments, self.appended_offset
         start = max(start, self.min_offset)
@@ -256,23 +256,23 @@ class BaseStore:
         """Sync the log up to what was appended at entry; returns that position, which is then
         ``flushed_offset``.
 
-        A failed sync may have lost what it should have saved, and a second one would not tell: so
-        StoreFailed, for good.
+        A failed sync may have lost what it should have saved, and a second one would not report it.
+        So it raises StoreFailed, and so does every later write.
         """
         return self._guarded(self._log.flush)
 
     def demand(self, position: int) -> None:
-        """Somebody waits until the log is on the disk up to ``position``: any thread."""
+        """A caller waits until the log is on the disk up to ``position``: any thread."""
         self._log.offsets.demand(position)
 
     def flush_log_while_wanted(self, write_fd: int) -> bool:
-        """Sync the log as long as somebody waits, without the interpreter lock, which a busy event
-        loop hardly lets go of. After each sync ``write_fd``, a pipe that does not block, gets the
+        """Sync the log as long as callers wait, without the interpreter lock, which a busy event
+        loop hardly releases. After each sync ``write_fd``, a pipe that does not block, gets the
         nanoseconds that it took, as 8 bytes in the machine's order.
 
-        False when nothing was done: nobody waits, or that does not go here (in plain Python, with
-        the transient store pool, where the log goes on in another file); :meth:`flush_log` always
-        does. A failed sync is StoreFailed, for good.
+        False when nothing was done: no caller waits, or it is not possible (in plain Python, with
+        the transient store pool, where the log continues in another file). :meth:`flush_log` is
+        always possible. A failed sync raises StoreFailed, as in :meth:`flush_log`.
         """
         return self._guarded(lambda: self._log.flush_while_wanted(write_fd))
 
@@ -364,15 +364,12 @@ class BaseStore:
 
     def _guarded(self, write: Callable[[], Result]) -> Result:
         """What ``write`` returns; a disk that fails once is not written to again."""
-        self._refuse_after_failure()
+        if self._failure is not None:
+            raise StoreFailed(str(self._failure)) from self._failure
         try:
             return write()
         except StoreFailed as error:
             raise self._failed(error) from error
-
-    def _refuse_after_failure(self) -> None:
-        if self._failure is not None:
-            raise StoreFailed(str(self._failure)) from self._failure
 
     def _failed(self, error: StoreFailed) -> StoreFailed:
         if self._failure is None:

@@ -28,14 +28,14 @@ OFFSET_AT = record.LAYOUTS[0].offsets["log_offset"]
 OFFSET_AND_FLAG = struct.Struct(
     ">"
     "q"  # PHYSICALOFFSET
-    "i"  # SYSFLAG, which tells how long the hosts are
+    "i"  # SYSFLAG, which says how long the hosts are
 )
 STORE_TIME = struct.Struct(">q")
 STORE_TIME_AT = {flags: its.offsets["store_time_ms"] for flags, its in record.LAYOUTS.items()}
 
 
 class Pin:
-    """Where somebody is going to read on; ``offset`` may be moved."""
+    """The log offset from which a reader will read; ``offset`` may be moved."""
 
     __slots__ = ("offset",)
 
@@ -44,10 +44,10 @@ class Pin:
 
 
 class Pins:
-    """Who reads the log in several steps, and wishes that its files stay that long.
+    """Readers that read the log in several steps, and want its files to stay that long.
 
-    A wish: when the disk is nearly full, or after two minutes, they go all the same, and the reader
-    gets MessageNotFound.
+    When the disk is nearly full, or after two minutes, retention removes the files all the same,
+    and the reader gets MessageNotFound.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Pins:
 
     @contextmanager
     def hold(self, offset: int) -> Iterator[Pin]:
-        """Somebody reads from ``offset`` on, as long as the block lasts. Any thread."""
+        """A reader reads from ``offset`` on, as long as the block lasts. Any thread."""
         assert offset >= 0, offset
         pin = Pin(offset)
         self._pins.add(pin)
@@ -65,12 +65,12 @@ class Pins:
             self._pins.discard(pin)
 
     def lowest(self) -> int | None:
-        """Log offset; None: nobody reads."""
+        """Log offset; None: there is no reader."""
         return min((pin.offset for pin in list(self._pins)), default=None)
 
 
 class Cleaner:
-    """``guarded`` runs what changes the disk, and remembers when that has failed for good."""
+    """``guarded`` runs what changes the disk, and refuses every later call after a failure."""
 
     def __init__(self, opened: OpenedStore, guarded: Callable[[Callable[[], int]], int]) -> None:
         self.pins = Pins()
@@ -190,9 +190,7 @@ class Cleaner:
 
 
 def store_time_ms(log: CommitLog, log_offset: int) -> int:
-    """When the record at ``log_offset`` was stored. MessageNotFound unless one seems to stand
-    there.
-    """
+    """When the record at ``log_offset`` was stored. MessageNotFound: there seems to be none."""
     head = log.read(log_offset, HEAD_BYTES, nowait=False)
     own_offset, sys_flag = OFFSET_AND_FLAG.unpack_from(head, OFFSET_AT)
     if own_offset != log_offset:

@@ -1,8 +1,8 @@
 """The store as a follower sees it: a copy of another's log, byte for byte.
 
-Opened without an epoch of its own. What comes is verified and written where it stood at the writer;
+Opened without an epoch of its own. What comes is verified and written at the writer's log offset;
 queues are built from it as at recovery. Before a log that has gone another way can be followed it
-is cut; nobody else may use the store then.
+is cut; no other thread may use the store then.
 
 Synchronous and single-writer, like ``writer.py``.
 """
@@ -90,7 +90,8 @@ class FollowerStore(BaseStore):
         end = self.appended_offset
         if offset != end:
             raise ReplicationBroken(f"the log ends at {end}, what came begins at {offset}")
-        if _is_end_mark(data, self._file_bytes - end % self._file_bytes):
+        file_left = self._file_bytes - end % self._file_bytes
+        if len(data) == BLANK_BYTES and data == record.blank(file_left):  # the end of a file
             self._guarded(self._log.end_file)
             self._dispatcher.reached(self._log.end)
             return self.appended_offset
@@ -132,10 +133,10 @@ class FollowerStore(BaseStore):
             yield found
             at = found.end - offset
 
-    # --- cutting: nobody else uses the store ------------------------------------------------------
+    # --- cutting: no other thread uses the store --------------------------------------------------
 
     def keep_aside(self, offset: int) -> int:
-        """Keep what stands behind ``offset`` in a file of its own, before it is cut; how many bytes
+        """Keep what lies behind ``offset`` in a file of its own, before it is cut; how many bytes
         are kept. DiskFull: none.
         """
         opened = self._opened
@@ -155,8 +156,8 @@ class FollowerStore(BaseStore):
         return sum(end - start for _, start, end in found)
 
     def truncate(self, offset: int) -> None:
-        """Cut the log at ``offset``, where a record or a file starts; what was behind is gone for
-        good. The flush thread and all readers must be done.
+        """Cut the log at ``offset``, where a record or a file starts; what was behind it is
+        lost. The flush thread and all readers must be done.
         """
         assert self.min_offset <= offset <= self.appended_offset, offset
         self._guarded(self._dispatcher.catch_up)
@@ -175,13 +176,9 @@ class FollowerStore(BaseStore):
 
     def reset_to(self, offset: int) -> None:
         """Forget everything; the log begins again at ``offset``, the start of a file of the
-        writer's. As :meth:`truncate`, nobody else may use the store.
+        writer's. As :meth:`truncate`, no other thread may use the store.
         """
         assert offset % self._file_bytes == 0, offset
         self._guarded(lambda: self._opened.reset_to(offset))
         assert self.min_offset == self.appended_offset == offset, offset
         self._last_units = b""
-
-
-def _is_end_mark(data: bytes, bytes_left: int) -> bool:
-    return len(data) == BLANK_BYTES and data == record.blank(bytes_left)

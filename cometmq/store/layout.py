@@ -32,8 +32,8 @@ TIMER_LOG, TIMER_WHEEL, TIMER_CHECK = "timerlog", "timerwheel", "timercheck"
 SNAPSHOTS = ("topics.json", "consumerOffset.json", "subscriptionGroup.json", "delayOffset.json")
 
 OFFSET_DIGITS = 20
-OFFSET_MAX = 2**63 - 1  # what records and units can tell
-# What four digits of a year can tell, in every time zone. No clock has ever given more: a record
+OFFSET_MAX = 2**63 - 1  # that records and units can hold
+# The last year of four digits, in every time zone. No clock has ever given more: a record
 # that is stored later is damaged, in a field that no checksum covers.
 STORE_TIME_MS_MAX = 253_402_128_000_000
 OFFSET_NAME = re.compile(r"[0-9]{20}")

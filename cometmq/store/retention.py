@@ -94,10 +94,10 @@ class Look:
     hour: int  # of the local day
     spaces: Sequence[Space]  # the disk, and the quota if there is one; the fullest counts
     keep_from: int  # log offset: nothing from here on may go
-    pinned_from: int | None = None  # lowest log offset that somebody is going to read on from
+    pinned_from: int | None = None  # lowest log offset from which a reader will read
     pinned_s: float = 0.0  # how long a file has been kept for that alone
     out_of_space: bool = False  # the disk took no more since the last look, whatever its ratio
-    commanded: bool = False  # somebody asks to remove what is expired, now
+    commanded: bool = False  # an operator asks to remove what is expired, now
     refusing: bool = False
 
     @property
@@ -111,7 +111,7 @@ class Verdict:
 
     remove: Sequence[tuple[LogFile, Reason]]
     refuse: bool  # appends, from now on
-    waits_for_readers: bool  # a file stays because somebody reads it
+    waits_for_readers: bool  # a file stays because of a reader
     waits_for_state: bool  # a file stays because of ``keep_from``, or would soon
     next_look_s: float
 
@@ -133,7 +133,7 @@ def decide(rules: RetentionRules, look: Look) -> Verdict:
 
 
 def _due(rules: RetentionRules, look: Look) -> Iterator[tuple[LogFile, Reason]]:
-    """The files whose time has come, if nobody needed them."""
+    """The files whose time has come, whether they are needed or not."""
     in_time = look.commanded or look.hour in rules.delete_hours or look.ratio > rules.max_used_ratio
     spaces = look.spaces
     for index, file in enumerate(look.files):
@@ -148,7 +148,7 @@ def _due(rules: RetentionRules, look: Look) -> Iterator[tuple[LogFile, Reason]]:
 
 
 def _is_free(rules: RetentionRules, look: Look, file: LogFile) -> bool:
-    """Nobody reads it, or it cannot wait any longer."""
+    """No reader needs it, or it cannot wait any longer."""
     return (
         look.pinned_from is None
         or file.end <= look.pinned_from

@@ -93,7 +93,7 @@ class MessageStore(BaseStore):
         the log needs.
 
         ``epoch_floor``: the highest epoch that is known elsewhere; the store's becomes higher.
-        ``observer`` hears of records that recovery dispatches again. ``progress(done, total)``
+        ``observer`` gets the records that recovery dispatches again. ``progress(done, total)``
         counts the bytes that recovery has read. ``approve`` sees what the store is going to hold;
         what it raises is a refusal too.
 
@@ -125,12 +125,12 @@ class MessageStore(BaseStore):
         on_stamped: Callable[[Appended, Stamped], None] | None = None,
     ) -> Appended:
         """Verify, stamp and write a batch: records end to end, ``segments`` = its runs, each a
-        :class:`RecordRun` or the first three fields of one. ``on_stamped`` gets the bytes as they
-        stand in the log.
+        :class:`RecordRun` or the first three fields of one. ``on_stamped`` gets the bytes of the
+        log.
 
         All or nothing: after an error nothing has changed. Raises what
         :func:`cometmq.format.batch.stamp` raises, BatchTooLarge (longer than a log file), DiskFull
-        (reading goes on, and a later append may succeed), StoreFailed (nothing will be written any
+        (reads still work, and a later append may succeed), StoreFailed (nothing will be written any
         more).
         """
         self._guarded(self._dispatcher.catch_up)
@@ -290,7 +290,7 @@ class MessageStore(BaseStore):
         dispatcher.reached(self._log.end)
 
     def settle_state(self) -> None:
-        """The log tells the whole state, on the disk: see ``Identity``."""
+        """The log has the whole state, on the disk: see ``Identity``."""
         self._guarded(self._opened.settle_state)
 
     def finish_adoption(self) -> None:
@@ -314,7 +314,7 @@ class MessageStore(BaseStore):
 
 def _warn_of_the_future(opened: OpenedStore, clock: Clock) -> None:
     """Store times never go back: followers and searches by time rely on it. So a log that ends in
-    the future, because a clock was wrong or a bit flipped, goes on from there.
+    the future, because a clock was wrong or a bit flipped, continues from there.
     """
     time_ms, now_ms = opened.log.end[1], clock.wall_ms()
     if time_ms > now_ms + AHEAD_MS:

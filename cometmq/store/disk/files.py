@@ -87,8 +87,8 @@ class File(Protocol):
         """Return when the written bytes and the file's size are on the disk."""
 
     def sync_while_wanted(self, offsets: SharedOffsets, stop: int, write_fd: int) -> bool:
-        """Sync as :meth:`~cometmq.native.interface.SharedOffsets.sync` does; False when nothing was
-        done, because nobody waits, or because that does not go here: then :meth:`sync` is left.
+        """Sync as :meth:`~cometmq.native.interface.SharedOffsets.sync` does. False when nothing was
+        done, because no caller waits, or because it is not possible; :meth:`sync` always is.
         """
 
     def data_extents(self, start: int, end: int) -> Iterator[tuple[int, int]]:
@@ -105,8 +105,8 @@ class Mapping(Protocol):
 
     def scatter(self, places: Sequence[int], data: bytes) -> None:
         """Write ``data``, cut into equal pieces, to ``places`` in their order. Other threads run
-        meanwhile: a page that is written to may have to wait for the disk, and who writes to the
-        view holds the GIL then.
+        meanwhile: a page that is written to may have to wait for the disk, and a write to the view
+        would hold the GIL then.
         """
 
     def sync(self) -> None:
@@ -145,7 +145,7 @@ class Files(Protocol):
         """Make a directory and those above it; nothing happens when it exists."""
 
     def rename(self, old: StrPath, new: StrPath) -> None:
-        """Give ``old`` the name ``new``, in one step, replacing what stood there."""
+        """Give ``old`` the name ``new``, in one step, replacing a file of that name."""
 
     def unlink(self, path: StrPath) -> None:
         """Remove a file; nothing happens when there is none."""
@@ -356,11 +356,11 @@ class OsFiles:
     ``writable`` they can only be read.
 
     The cap is soft: files in use are never closed. It is lowered to half of what the process may
-    open. A file that is closed by the cap may hold bytes that are not synced; Linux (4.16 and
-    later) reports an error of their writing back to the next one who opens and syncs it.
+    open. A file that is closed by the cap may hold bytes that are not synced. If Linux (4.16 and
+    later) cannot write them, the next descriptor that syncs the file gets the error.
 
-    When connections have taken all that the process may open, the files that nobody uses let theirs
-    go one by one, until there is one for what is needed now.
+    When connections have taken all that the process may open, unused files are closed one by one,
+    until there is a descriptor for what is needed now.
     """
 
     def __init__(self, open_files_max: int = 4096, *, writable: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""From the log to the key index: follows the log in small steps, beside it and never in its way.
+"""From the log to the key index: follows the log in small steps, without slowing appends.
 
 Threads: :meth:`Indexer.step` in one thread of the member; ``status`` and lookups in any.
 """
@@ -38,7 +38,7 @@ class IndexStatus(NamedTuple):
     position: int  # the keys of all records before it are in the index
     file_count: int
     entry_count: int
-    stalled: str  # why it does not go on; empty = it does
+    stalled: str  # why it does not grow; empty = it does
 
 
 class Indexer:
@@ -88,7 +88,7 @@ class Indexer:
 
     def settle(self, known_time_ms: int, *, crashed: bool) -> None:
         """Keep of the files what is whole (see :meth:`KeyIndex.settle`) and belongs to the log,
-        which has been recovered; go on from there. The checkpoint says that the keys of records up
+        which has been recovered; continue there. The checkpoint says that the keys of records up
         to ``known_time_ms`` were on the disk.
         """
         before = self._index.file_count
@@ -174,7 +174,7 @@ class Indexer:
             raise
 
     def _check_range(self, start: int, stop: int) -> None:
-        # Gone, or nobody can tell.
+        # It is gone, or cannot be read.
         with suppress(MessageNotFound, StoreDamaged, StoreForeignFile):
             chunk = self._read(start, min(STEP_BYTES, stop - start))
             assert chunk is not None, (start, stop)
@@ -204,7 +204,7 @@ class Indexer:
             logger.error("the key index has stopped at %d: %s", self._position, reason)
         self._stalled = reason
 
-    # --- while nobody steps -----------------------------------------------------------------------
+    # --- while no thread steps --------------------------------------------------------------------
 
     def truncate(self, log_offset: int) -> None:
         """The log ends at ``log_offset`` now: forget what was behind it."""

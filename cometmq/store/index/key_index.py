@@ -22,7 +22,7 @@ from cometmq.store.disk.files import CHUNK_BYTES, Entry, File, Files, Mapping
 
 
 class IndexFile:
-    """One file. ``header`` is replaced whole, after what it tells of was written.
+    """One file. ``header`` is replaced whole, after the entries that it counts were written.
 
     ``durable_time_ms``: all its keys are on the disk, the last one of a record of this store time;
     0 while they are not.
@@ -198,7 +198,9 @@ class KeyIndex:
                 break
             kept.append(file)
         self._keep(kept)
-        self._remove_unfinished()
+        for entry in self._entries():
+            if _is_unfinished(entry):
+                self._files.unlink(self._directory / entry.name)
 
     def _entries(self) -> list[Entry]:
         found = self._files.entries(self._directory)
@@ -219,11 +221,6 @@ class KeyIndex:
     def _opened(self, entry: Entry) -> IndexFile:
         file = self._files.open(self._directory / entry.name)
         return IndexFile(file, self._sizes, indexfile.decode_header(file.pread(HEADER_BYTES, 0)))
-
-    def _remove_unfinished(self) -> None:
-        for entry in self._entries():
-            if _is_unfinished(entry):
-                self._files.unlink(self._directory / entry.name)
 
     # --- putting in: one thread -------------------------------------------------------------------
 
@@ -276,7 +273,7 @@ class KeyIndex:
             raise
         return file
 
-    # --- removing: the same thread, or while nobody puts in ---------------------------------------
+    # --- removing: the same thread, or while none puts in -----------------------------------------
 
     def trim(self, log_start: int) -> None:
         """Remove the files that speak only of records before ``log_start``; the last one stays."""

@@ -68,7 +68,7 @@ class CommitLog:
         self.trusted_from = 0
         self.files_max = 0  # that may be made; 0: any number
         # From here on nothing but zeros was ever written to the files, as the disk knows too:
-        # `extend(offset)` raises it above `offset`. As it is, nobody keeps it.
+        # `extend(offset)` raises it above `offset`. With this value it is not kept.
         self.reach = layout.OFFSET_MAX
         self.extend: Callable[[int], None] | None = None
         self._forgotten = 0  # what is before it is being removed
@@ -202,11 +202,11 @@ class CommitLog:
         self._dirty_tail.clear()
         self.end = (file_end, last_time_ms)
 
-    # --- cutting: nobody else uses the log ---
+    # --- cutting: no other thread uses the log ---
 
     def truncate(self, offset: int, last_time_ms: int) -> None:
-        """End at ``offset``, behind a record of ``last_time_ms``; nothing that ever stood behind it
-        is on the disk at return.
+        """End at ``offset``, behind a record of ``last_time_ms``. At return nothing that ever lay
+        behind it is on the disk.
         """
         segments = self.segments
         assert segments.start <= offset <= self.end[0], (offset, self.end)
@@ -333,7 +333,7 @@ class CommitLog:
         return end[0]
 
     def flush_while_wanted(self, write_fd: int) -> bool:
-        """Bring to the disk what somebody waits for, again and again, as long as all that is not
+        """Bring to the disk what callers wait for, again and again, as long as all that is not
         there yet lies in one file; False when nothing was done.
         :meth:`cometmq.native.interface.SharedOffsets.sync` explains ``write_fd``.
         """
@@ -344,7 +344,7 @@ class CommitLog:
 
     def write_again(self, start: int) -> None:
         """Write the files from ``start`` on over themselves, so that the next :meth:`flush` brings
-        them to the disk though the kernel may take them for clean. Nobody else uses the log.
+        them to the disk though the kernel may take them for clean. No other thread uses the log.
         """
         for segment in self.segments:
             stop = min(segment.end, self.reach)
@@ -426,7 +426,7 @@ class CommitLog:
             return Chunk(data[:BLANK_BYTES], segment.end)
         if size > len(data):
             if size > left:
-                raise StoreDamaged(f"no record of {size} bytes can stand at {offset} of the log")
+                raise StoreDamaged(f"no record of {size} bytes can lie at {offset} of the log")
             data = self.read(offset, size, nowait=nowait)
         whole = _whole_records(data)
         if not whole:

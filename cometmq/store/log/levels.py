@@ -1,10 +1,10 @@
-"""How far a log is appended, wanted and flushed: what the threads of a store tell each other.
+"""How far a log is appended, wanted and flushed: positions that the threads of a store share.
 
-While many callers wait for the disk, their event loop hardly lets go of the interpreter lock, and a
-flush thread that needs it between two syncs leaves the disk idle. So with the C extension
-(``cometmq/native/levels.c``) it does not: the positions are shared outside of the interpreter, and
-it syncs again as long as they say that somebody waits. In plain Python every sync is begun from
-outside.
+While many callers wait for the disk, their event loop hardly releases the interpreter lock. A flush
+thread that needs the lock between two syncs would leave the disk idle. With the C extension
+(``cometmq/native/levels.c``) it does not need it: the positions are shared outside of the
+interpreter, and the thread syncs again as long as they show a waiting caller. In plain Python a
+caller begins every sync.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class PlainSharedOffsets:
         self._flushed = (0, 0)
 
     def append_to(self, position: int, time_ms: int, /) -> None:
-        """Of no use here: nobody goes on by it."""
+        """Does nothing: no thread reads it here."""
 
     def demand(self, position: int, /) -> None:
         """As :meth:`append_to`."""

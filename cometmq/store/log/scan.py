@@ -52,8 +52,8 @@ def next_stretch(
     chunk: bytes, at: int, *, log_offset: int, file_left: int, apart: bytes
 ) -> Stretch | record.Found:
     """The good records at ``at`` of a piece of a log file; arguments as of
-    :func:`cometmq.format.scan.scan_run`, ``apart`` from :func:`apart_of`. Without any: what stands
-    there instead.
+    :func:`cometmq.format.scan.scan_run`, ``apart`` from :func:`apart_of`. Without any: what was
+    found instead.
 
     Raises StoreForeignFile for what only Apache RocketMQ writes and nothing here reads.
     """
@@ -94,10 +94,10 @@ def first_damage(data: bytes, log_offset: int, file_left: int) -> int | None:
 
 
 class LogScan:
-    """Iterates over the good records of a log, from ``start`` on. Afterwards ``end`` is where the
-    next record would stand and ``reason`` why none does.
+    """Iterates over the good records of a log, from ``start`` on. Afterwards ``end`` is the place
+    of the next record, and ``reason`` says why there is none.
 
-    ``end`` a caller that knows where the log goes on may move it, and begin the iteration again.
+    A caller that knows where the log continues may move ``end``, and begin the iteration again.
     """
 
     def __init__(self, segments: Segments, start: int, apart: Iterable[str] = ()) -> None:
@@ -128,7 +128,7 @@ class LogScan:
         self.reason = "the log has no file for what comes next"
 
     def forget(self) -> None:
-        """Read again what was read ahead: somebody may have written there."""
+        """Read again what was read ahead: it may have been written since."""
         self._chunk, self._chunk_start = b"", self.end
 
     def raw(self, start: int, end: int) -> bytes:

@@ -34,6 +34,6 @@ def note_failure(files: Files, path: Path) -> None:
             file.close()
 
 
-def tells_of_failure(files: Files, path: Path) -> bool:
+def records_failure(files: Files, path: Path) -> bool:
     """Whether :func:`note_failure` was called since the store was last recovered."""
     return (files.read(path) or b"").startswith(FAILED)

@@ -58,7 +58,7 @@ class Checkpoint:
     """Store times in ms since 1970; 0 means that nothing is known to be on the disk.
 
     ``reach``: log offset from which on nothing but zeros was ever written to the log's files; 0:
-    that is not known. ``log_start``: log offset of the oldest byte that nobody removed on purpose;
+    that is not known. ``log_start``: log offset of the oldest byte that retention did not remove;
     :data:`UNKNOWN_START`: that is not known.
     """
 

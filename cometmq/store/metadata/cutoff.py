@@ -1,4 +1,4 @@
-"""What a member had in its log that its group went on without: kept as files, for people.
+"""Parts of a member's log that its group does not have: kept as files, for people.
 
 A member that wrote, or copied, more than the writer after it had, cuts that off when it comes back.
 Of asynchronous topics that may be messages which were acknowledged. ``cometmq store dump`` does not
@@ -29,7 +29,9 @@ def keep(files: Files, folder: Path, read: Read, start: int, end: int, epoch: in
     """
     assert 0 <= start < end, (start, end)
     files.make_directories(folder)
-    _make_room(files, folder)
+    known = kept(files, folder)
+    for number, first, stop in known[: max(0, len(known) - FILES_MAX + 1)]:
+        files.unlink(folder / f"{number}-{first}-{stop}.log")
     kept_end = min(end, start + BYTES_MAX)
     path = folder / f"{epoch}-{start}-{kept_end}.log"
     file = files.create(path, kept_end - start)
@@ -53,9 +55,3 @@ def kept(files: Files, folder: Path) -> list[tuple[int, int, int]]:
         return []
     names = (NAME.fullmatch(entry.name) for entry in files.entries(folder))
     return sorted((int(n[1]), int(n[2]), int(n[3])) for n in names if n is not None)
-
-
-def _make_room(files: Files, folder: Path) -> None:
-    known = kept(files, folder)
-    for epoch, start, end in known[: max(0, len(known) - FILES_MAX + 1)]:
-        files.unlink(folder / f"{epoch}-{start}-{end}.log")

@@ -32,7 +32,10 @@ class DirectoryLock:
         try:
             folder = os.stat(path.parent)
             self._key = (folder.st_dev, folder.st_ino)
-            self._claim()
+            with _held_lock:
+                if self._key in _held:
+                    raise StoreLocked(f"{path.parent} is in use by this process already")
+                _held.add(self._key)
             self._fd = self._lock()
         except OSError as error:
             raise StoreFailed(f"cannot lock {path}: {error.strerror}") from error
@@ -49,12 +52,6 @@ class DirectoryLock:
                     os.unlink(self._path)
             os.close(self._fd)
             _held.discard(self._key)
-
-    def _claim(self) -> None:
-        with _held_lock:
-            if self._key in _held:
-                raise StoreLocked(f"{self._path.parent} is in use by this process already")
-            _held.add(self._key)
 
     def _lock(self) -> int:
         try:

@@ -1,4 +1,4 @@
-"""``cometmq.json``: whose store it is, whether it was closed in order, and whether somebody else
+"""``cometmq.json``: whose store it is, whether it was closed in order, and whether another program
 wrote into it since.
 
 ``docs/format/store-layout.md`` describes the fields.
@@ -27,7 +27,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class LastOptions:
-    """What the store was opened with last, as far as its files alone do not tell."""
+    """What the store was opened with last, as far as its files alone do not show it."""
 
     log_file_bytes: int
     queue_file_bytes: int
@@ -54,9 +54,9 @@ class Identity:
     # next one learns it, however clean the stops in between.
     recovered: bool = False
     # Another program wrote to the log, which is ours up to this log offset; no writer has settled
-    # it since. None: nobody but us.
+    # it since. None: no other program.
     foreign: int | None = None
-    options: LastOptions | None = None  # None: a version that did not tell opened the store last
+    options: LastOptions | None = None  # None: last opened by a version without
     # What the store was called before it lost the end of its log; until it follows a writer, or
     # writes, it may still be the best that there is.
     former_store_id: str = ""

@@ -54,7 +54,7 @@ class RecoveryPoint:
         return QueueTotals(self.queue_count, self.unit_count)
 
     def last_record(self, log: Segments) -> bytes | None:
-        """The bytes of the record that the mark names; None when others stand there."""
+        """The bytes of the record that the mark names; None when the log has others there."""
         found = log.pread(self.last_offset, self.last_bytes) if self.last_bytes else b""
         return found if zlib.crc32(found) == self.last_crc32 else None
 

@@ -16,7 +16,7 @@ from cometmq.store.disk.files import ZEROS, Files
 
 # small files, each twice, and the units of a crash's last messages: a block for each queue
 RESERVE_BYTES = 256 * 1024
-OTHERS_BYTES = 3 * RESERVE_BYTES  # that are free besides: nobody shall lack what we keep
+OTHERS_BYTES = 3 * RESERVE_BYTES  # that stay free besides, for other programs
 # Of the state: the opening's, and two behind which retention may remove the oldest log file.
 COPIES = 3
 
@@ -29,7 +29,7 @@ def keep(files: Files, path: Path, state_bytes: int = 0) -> None:
     kept = _kept(files, path)
     if kept >= wanted or files.usage(path.parent).free_bytes < wanted - kept + OTHERS_BYTES:
         return
-    with suppress(Shortage):  # somebody else took it this moment: there will be a next time
+    with suppress(Shortage):  # another program took the space: a later call tries again
         file = files.open(path) if kept or files.exists(path) else files.create(path, 0)
         try:
             for at in range(kept, wanted, len(ZEROS)):

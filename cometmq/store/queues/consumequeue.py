@@ -97,7 +97,7 @@ class ConsumeQueue:
         self.next_offset += len(units) // UNIT_BYTES
 
     def hold(self, units: bytes) -> None:
-        """As :meth:`append`, while nobody else knows the queue: a piece costs its own length."""
+        """As :meth:`append`, while no reader has the queue: a piece costs its own length."""
         first_unwritten, held = self._unwritten
         if not isinstance(held, bytearray):
             held = bytearray(held)
@@ -115,7 +115,7 @@ class ConsumeQueue:
         self._unwritten = (self.next_offset, b"")
 
     def write(self, files: Files, note: Callable[[Segment], None]) -> None:
-        """Put what is in memory into the files, and tell ``note`` which. An error leaves the
+        """Put what is in memory into the files, and call ``note`` with each. An error leaves the
         rest in memory.
         """
         while self.has_unwritten:
@@ -128,7 +128,7 @@ class ConsumeQueue:
         assert self._unwritten[0] == self.next_offset, (self._unwritten[0], self.next_offset)
 
     def start_at(self, offset: int) -> None:
-        """Let an empty queue go on at ``offset``: its older units are gone, RocketMQ's filler
+        """Let an empty queue begin at ``offset``: its older units are gone, RocketMQ's filler
         takes their place.
         """
         assert self.next_offset == 0, (self.segments.directory, self.next_offset)
@@ -185,7 +185,7 @@ class ConsumeQueue:
         """Remove the files of which nothing is left; how many.
 
         One goes only when its successor begins with a message that is gone too, and so is surely on
-        the disk. The last file stays: it shows where the queue goes on.
+        the disk. The last file stays: it shows the queue's next offset.
         """
         removed = 0
         while len(self.segments) > 1:

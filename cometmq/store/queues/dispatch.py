@@ -97,7 +97,7 @@ class Dispatcher:
         # rebuilds all queues. Any thread may set it.
         self.is_damaged = False
         self.tails: dict[tuple[str, int], Tail] = {}  # that :meth:`load` found, of what it cut off
-        # Some queue's files hold filler alone: the log tells how far it had counted.
+        # Some queue's files hold filler alone: only the log has how far it had counted.
         self.has_filler_only = False
         self.drop_count = 0  # how often queues went: what was tallied before speaks of them
         self._queue_count = 0  # with a message, ever
@@ -113,7 +113,7 @@ class Dispatcher:
         return None if queues is None else queues.get(queue_id)
 
     def next_offset(self, topic: str, queue_id: int) -> int:
-        """Of the message to come in a queue, which need not be there."""
+        """The queue offset of the next message; 0 if there is no such queue."""
         queue = self.find(topic, queue_id)
         return 0 if queue is None else queue.next_offset
 
@@ -160,7 +160,7 @@ class Dispatcher:
             self._count_held(self._held, len(units) // queueunit.UNIT_BYTES)
 
     def start_at(self, queue: ConsumeQueue, offset: int) -> None:
-        """Let a queue without messages go on at ``offset``: see :meth:`ConsumeQueue.start_at`."""
+        """Let a queue without messages begin at ``offset``: see :meth:`ConsumeQueue.start_at`."""
         assert queue is self.find(queue.topic, queue.queue_id), queue.segments.directory
         self._queue_count += 1
         self._unit_count += offset
@@ -283,7 +283,7 @@ class Dispatcher:
 
     def flush(self, *, at_once: bool = False) -> tuple[int, int]:
         """Bring the queues' files to the disk; returns the ``dispatched`` up to which that is
-        certain. ``at_once``: nobody else waits for the disk.
+        certain. ``at_once``: no caller waits for the disk.
         """
         dispatched = self.dispatched
         if at_once:
@@ -293,7 +293,7 @@ class Dispatcher:
         self._dirty_directories.sync_all(self._files.sync_directory)
         return dispatched
 
-    # --- cutting: nobody else uses the queues ---
+    # --- cutting: no other thread uses the queues ---
 
     def truncate(self, log_start: int, log_end: tuple[int, int]) -> None:
         """Forget every unit that points to ``log_end`` or later."""

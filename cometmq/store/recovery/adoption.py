@@ -50,7 +50,7 @@ def find_adoption(
     log: CommitLog,
     saved: Checkpoint,
 ) -> Adoption | None:
-    """What has to be taken over; None: nobody was here but us. Changes nothing.
+    """What has to be taken over; None: no other program wrote here. Changes nothing.
 
     Raises :class:`StoreForeignFile` for what only RocketMQ can read.
     """
@@ -58,7 +58,7 @@ def find_adoption(
     tables = {name: table for name, table in found.items() if any(map(_reads, table))}
     crashed = known is not None and known.clean is None
     orderly = not files.exists(paths.abort)  # another program was here last if we crashed
-    verified = _verified(log, known, saved, somebody=crashed and (orderly or bool(tables)))
+    verified = _verified(log, known, saved, maybe_foreign=crashed and (orderly or bool(tables)))
     pending = None if known is None else known.foreign
     if verified is None and pending is None and known is not None:
         for name in found.keys() - tables.keys():
@@ -76,7 +76,7 @@ def find_adoption(
 
 
 def _verified(
-    log: CommitLog, known: Identity | None, saved: Checkpoint, *, somebody: bool
+    log: CommitLog, known: Identity | None, saved: Checkpoint, *, maybe_foreign: bool
 ) -> int | None:
     """Up to where the log is ours, when another program wrote to it; None: it did not."""
     segments = log.segments
@@ -84,15 +84,15 @@ def _verified(
         return segments.start if len(segments) else None
     if known.clean is not None:
         return _first_change(log, known.clean)
-    if not somebody:
+    if not maybe_foreign:
         return None
     mark = saved.mark
     return mark.end if mark is not None and mark.holds(segments) else segments.start
 
 
 def _first_change(log: CommitLog, mark: RecoveryPoint) -> int | None:
-    """Up to where the log is as it was at our clean close; None: nobody wrote to it since, though
-    it may be damaged.
+    """Up to where the log is as it was at our clean close; None: no program wrote to it since,
+    though it may be damaged.
     """
     segments = log.segments
     if mark.last_bytes and mark.last_offset < segments.start:

@@ -171,8 +171,8 @@ class Sample(NamedTuple):
 
 
 class RecoveryPointWriter:
-    """Keeps the newest sample, and the oldest that is not on the disk yet: so marks go on also
-    where the disk is always behind.
+    """Keeps the newest sample, and the oldest that is not on the disk yet: so there are new marks
+    also where the disk is always behind.
     """
 
     def __init__(self, log: CommitLog, dispatcher: Dispatcher) -> None:
@@ -181,9 +181,9 @@ class RecoveryPointWriter:
         self._samples: list[Sample] = []  # newest first
 
     def sample(self, last_span: Callable[[], Span]) -> None:
-        """Look where the log ends; before the queues are flushed. ``last_span`` tells where its
-        last record stands, which the writer may be moving: between the one and the other there is
-        nothing to be seen.
+        """Look where the log ends; before the queues are flushed. ``last_span`` gives the place of
+        its last record. The writer may append meanwhile: then end and last record do not fit, and
+        no sample is taken.
         """
         drops = self._dispatcher.drop_count
         last = last_span()

@@ -101,7 +101,7 @@ class OpenedStore:
 
     @property
     def checkpoint(self) -> Checkpointer:
-        """Of a store that :meth:`open` has opened."""
+        """The checkpointer, once :meth:`open` has returned."""
         assert self._checkpoint is not None, self.paths.root
         return self._checkpoint
 
@@ -138,7 +138,7 @@ class OpenedStore:
         self.adoption = adoption.find_adoption(files, paths, known, self.log, saved)
         if self.adoption is None:  # else its retention may have been here
             plan.refuse_missing_start(self.log, saved.log_start)
-        disk_failed = abortfile.tells_of_failure(files, paths.abort)
+        disk_failed = abortfile.records_failure(files, paths.abort)
         chosen = self._plan_after_stop(known, saved, disk_failed=disk_failed)
         chosen = dataclasses.replace(chosen, rebuild_reason=self.rebuild_reason)
         if not chosen.is_clean:
@@ -166,7 +166,7 @@ class OpenedStore:
     def _plan_after_stop(
         self, known: Identity | None, saved: Checkpoint, *, disk_failed: bool
     ) -> Plan:
-        """How to go on from the last stop."""
+        """How to recover from the last stop."""
         if self.adoption is not None and self.adoption.log_changed:
             return plan.adoption_plan(self.log, saved, self.identity.current.clean)
         if known is None:
@@ -291,7 +291,7 @@ class OpenedStore:
         self.epochs = now
 
     def forget_former_name(self) -> None:
-        """The store goes on from what it has."""
+        """The store follows a writer, or writes: its name before a loss is of no use any more."""
         if self.identity.current.former_store_id:
             self.identity.write(former_store_id="")
 
@@ -335,13 +335,13 @@ class OpenedStore:
         if now.state_lost is not None or not now.has_state:
             self.identity.write(state_lost=None, has_state=True)
 
-    # --- cutting: nobody else uses the store ------------------------------------------------------
+    # --- cutting: no other thread uses the store --------------------------------------------------
 
     def truncate(self, offset: int, last: LastRecord) -> None:
         """Cut the log at ``offset``, behind its record ``last``, and the queues with it.
 
         The order makes a crash at any point harmless: recovery must not take the shorter log for a
-        damaged one, by a checkpoint or by the units of a queue; no log file may stand behind a gap.
+        damaged one, by a checkpoint or by the units of a queue; no log file may follow a gap.
         Queues that are behind the log are brought up to it, and the log is cut again.
         """
         # An empty log that had a state is refused.

@@ -54,16 +54,16 @@ def refuse_missing_start(log: CommitLog, log_start: int) -> None:
     if not len(segments) or not 0 <= log_start < segments.start:
         return
     raise StoreDamaged(
-        f"{segments.path(log_start)} is missing: the log began at {log_start}, and nobody removed "
-        f"what stood before {segments.start}. Put it back, from a copy or another member; or let "
-        f"{log.segments.repair_command()} say what is lost without it"
+        f"{segments.path(log_start)} is missing: the log began at {log_start}, and retention did "
+        f"not remove what lay before {segments.start}. Put it back, from a copy or another member; "
+        f"or let {log.segments.repair_command()} say what is lost without it"
     )
 
 
 def clean_plan(log: CommitLog, mark: RecoveryPoint) -> Plan:
-    """After our clean close, when nobody was here since. All is read where the mark does not hold,
-    so that a log that lost its end is not taken for one that ends there, and where it left the
-    queues out.
+    """After our clean close, when no other program has opened the store since. The whole log is
+    read in two cases: the mark does not hold, because then the log may have lost its end; or the
+    mark left the queues out.
     """
     if mark.last_bytes and mark.last_offset < log.segments.start:
         refuse_missing_start(log, mark.last_offset - mark.last_offset % log.segments.file_bytes)
@@ -145,7 +145,7 @@ def _refuse_foreign_mark(log: CommitLog, mark: RecoveryPoint) -> None:
     if found_at(segment, mark.last_offset).kind is record.Kind.RECORD:
         complaint = f"another record is at {mark.last_offset}"
     elif runs_across(log.segments, mark.last_offset):
-        complaint = f"good records run across {mark.last_offset}, where its last one should stand"
+        complaint = f"good records run across {mark.last_offset}, where its last one should begin"
     else:
         return
     raise StoreForeignFile(

@@ -38,7 +38,7 @@ class Damage(NamedTuple):
     """Bytes of the log that should be records and are not."""
 
     start: int
-    end: int  # where the log goes on
+    end: int  # where the log continues
     reason: str
     time_ms: int = 0  # store time of the last record before it
 
@@ -110,7 +110,7 @@ class Rebuild:
         return 0
 
     def _behind(self, scan: LogScan, replay: Replay) -> int | None:
-        """Where the log goes on behind the scan's end; None when it ends there."""
+        """Where the log continues behind the scan's end; None when it ends there."""
         plan, place = self._plan, scan.end
         is_known = place < plan.known_end or replay.last.store_time_ms < plan.known_time_ms
         missing = self._missing(place, replay)
@@ -125,7 +125,7 @@ class Rebuild:
         else:
             return None
         logger.error(
-            "the log is damaged from %d to %d (%s): passed over; messages that stood there cannot "
+            "the log is damaged from %d to %d (%s): passed over; messages that lay there cannot "
             "be read. `cometmq store verify` lists them, `cometmq store repair` writes them off",
             place,
             behind,
@@ -140,15 +140,15 @@ def _ends_too_early(log: CommitLog, scan: LogScan, plan: Plan, missing: list[Los
     """A shorter log than was on the disk was not torn, it was damaged.
 
     Store times never decrease, so when the last good record is older than the checkpoint's time, a
-    record of that time stood behind it.
+    record of that time lay behind it.
     """
     if scan.end < plan.known_end:
         known = f"it was on the disk up to {plan.known_end}"
     elif plan.kept_all and missing:
-        known = "its queues tell of messages behind that"
+        known = "its queues have messages behind that"
     else:
         known = f"it was on the disk up to store time {plan.known_time_ms}"
-    named = f" Behind the end stood {witness.in_words(missing)}." if missing else ""
+    named = f" Behind the end lay {witness.in_words(missing)}." if missing else ""
     return StoreDamaged(
         f"the log in {log.segments.directory} ends at {scan.end} ({scan.reason}), but {known}. "
         f"Nothing was cut.{named} Take the log from a copy or another member; or accept "

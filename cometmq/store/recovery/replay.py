@@ -28,7 +28,7 @@ class QueueEdits(Protocol):
 
     def start_queue(self, topic: str, queue_id: int, offset: int) -> None:
         """A queue is known to have counted up to ``offset``, though none of its messages is in the
-        log any more: it goes on there, unless it has messages.
+        log any more: it continues there, unless it has messages.
         """
 
 
@@ -68,7 +68,7 @@ class Loss(NamedTuple):
 
 
 class OutOfStep(Exception):
-    """A queue is not where the log goes on: its files are not those of this log, or not all of
+    """A queue does not end where the log continues: its files are not of this log, or not all of
     them. Rebuilding it from the whole log helps; when it does not, the record from ``start`` to
     ``end`` of the log says something wrong of itself.
     """
@@ -105,7 +105,7 @@ class Replay:
         self._dispatcher = dispatcher
         self._observer = observer
         self._on_advance = on_advance
-        # A queue without messages may go on at any offset: the older ones went with log files.
+        # A queue without messages may continue at any offset: older ones went with log files.
         self._may_start_late = may_start_late
         # None went with log files: what a queue without messages begins without was lost.
         self._is_from_first = is_from_first
@@ -131,7 +131,7 @@ class Replay:
             self.dispatch_held()
 
     def pass_over(self, damaged: int, behind: int) -> None:
-        """From ``damaged`` to ``behind`` the log is damaged: messages that stood there are missing
+        """From ``damaged`` to ``behind`` the log is damaged: messages that lay there are missing
         in their queues.
         """
         assert damaged < behind, (damaged, behind)
@@ -172,7 +172,7 @@ class Replay:
         self._held_count += run.unit_count
 
     def _continued_at(self, queue: ConsumeQueue, run: QueueRun) -> ConsumeQueue:
-        """The queue, made to go on at the run's offset although it is not the next one."""
+        """The queue, made to continue at the run's offset although it is not the next one."""
         offset = run.first_queue_offset
         # Of a successor the deletion's record is missing too, besides its first messages.
         is_new_topic = offset < queue.next_offset and offset < self._lost_count_max
@@ -185,7 +185,9 @@ class Replay:
         if queue.next_offset == 0 and offset > 0 and self._may_start_late:
             self._start_late(queue, offset, is_loss=is_new_topic or self._is_from_first)
         elif 0 < offset - queue.next_offset <= self._lost_count_max:
-            self._lose(queue, offset - queue.next_offset)
+            lost_count = offset - queue.next_offset
+            self._note_loss(queue, lost_count)
+            self._dispatcher.dispatch(queue, lost_unit(self._lost_at) * lost_count)
         if offset != queue.next_offset:
             position, size, _ = queueunit.unit_at(run.units, 0)
             raise OutOfStep(
@@ -201,10 +203,6 @@ class Replay:
         if is_loss and offset <= self._lost_count_max:
             self._note_loss(queue, offset)
         self._dispatcher.start_at(queue, offset)
-
-    def _lose(self, queue: ConsumeQueue, count: int) -> None:
-        self._note_loss(queue, count)
-        self._dispatcher.dispatch(queue, lost_unit(self._lost_at) * count)
 
     def _note_loss(self, queue: ConsumeQueue, count: int) -> None:
         """The queue's next ``count`` messages are lost."""

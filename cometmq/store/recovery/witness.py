@@ -46,7 +46,7 @@ class Counted:
 
     @property
     def log_end(self) -> int:
-        """What stood behind the last record that a queue has a unit for."""
+        """End of the last record that a queue has a unit for."""
         return max((tail.log_end for tail in self._tails.values()), default=0)
 
 

@@ -1,4 +1,4 @@
-"""What stands in a data folder, for people: read only, without the lock, of an open store too.
+"""The content of a data folder, for people: read only, without the lock, of an open store too.
 
 ``cometmq store dump`` prints what :func:`describe` returns; :func:`records` and :func:`units` list
 what is inside. Nothing is repaired: what a recovery would cut is given as ``end_reason``.
@@ -41,7 +41,7 @@ class DumpedFile(NamedTuple):
     start: int
     size: int
     disk_bytes: int  # that are not holes
-    first_store_time_ms: int  # 0: no record stands at its start
+    first_store_time_ms: int  # 0: there is no record at its start
 
 
 class DumpedPlace(NamedTuple):
@@ -83,7 +83,7 @@ def records(directory: Path, *, start: int | None = None) -> Iterator[record.Rec
     """The log's records in order.
 
     ``start``: the log offset of a record to begin with; None begins at the oldest. Raises
-    MessageNotFound when none starts there, StoreDamaged where the log is and goes on behind it.
+    MessageNotFound when none starts there, StoreDamaged where the log is damaged and continues.
     """
     log, _ = open_row(_reading(), layout.StorePaths(directory).commit_log)
     try:
@@ -102,7 +102,7 @@ def _refuse_to_pass_over(log: Segments, scan: LogScan, start: int | None) -> Non
     behind = find_good(log, scan.end, log.end)
     if behind is not None:
         raise StoreDamaged(
-            f"the log is damaged at {scan.end} ({scan.reason}) and goes on at {behind}: ask for "
+            f"the log is damaged at {scan.end} ({scan.reason}) and continues at {behind}: ask for "
             f"fewer records, with --count, or for those behind it, with --from {behind}"
         )
 
@@ -127,7 +127,7 @@ def units(directory: Path, topic: str, queue_id: int, *, start: int = 0) -> Iter
 
 
 def place(directory: Path, log_offset: int) -> DumpedPlace:
-    """What is at a place of the log, good or not, and where the log goes on behind it.
+    """What is at a place of the log, good or not, and where the log continues behind it.
 
     Raises StoreForeignFile without a log, MessageNotFound outside of it.
     """
@@ -166,7 +166,7 @@ def _reading() -> Files:
 
 
 def _described_index(files: Files, directory: Path) -> dict[str, object]:
-    """Of the files' heads alone: an entry count needs no knowledge of their sizes."""
+    """Counts from the headers of the files, which need no knowledge of their sizes."""
     heads = []
     for entry in files.entries(directory):
         if layout.INDEX_NAME.fullmatch(entry.name) and entry.size:

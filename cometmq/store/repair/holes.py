@@ -1,4 +1,4 @@
-"""A log of which files are missing or too short, read as if it were whole: zeros stand for what is
+"""A log of which files are missing or too short, read as if it were whole, with zeros for what is
 not there. So what was lost there is found, reported and written off like any other damage.
 
 Writing off puts records of the lost over damaged bytes, so that readers of the log come past them.
@@ -60,7 +60,7 @@ class Incomplete:
         self._old, self._new, self.there = self._files.open(self.path), None, self._size
 
     def sync_while_wanted(self, offsets: SharedOffsets, stop: int, write_fd: int) -> bool:
-        return False  # nobody waits for a log that is being mended
+        return False  # no caller waits for a log that is being mended
 
     def data_extents(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         yield start, end
@@ -95,14 +95,13 @@ def open_log(
     those of them that are not whole. A last file without a byte is none. ``log_start``: where the
     log began, if that is known; one without any file has one there that is not whole.
 
-    Raises StoreForeignFile for what does not belong there, and when nothing tells how long files
-    are.
+    Raises StoreForeignFile for what does not belong there, and when the size of files is not known.
     """
     sizes = _sizes(files, paths.commit_log)
     file_bytes = _file_bytes(sizes) if last is None else last.log_file_bytes
     if not sizes and last is None:
         raise StoreForeignFile(
-            f"{paths.commit_log} holds no file of a store, and nothing tells how long its files "
+            f"{paths.commit_log} holds no file of a store, and nothing shows how long its files "
             "were: put them back, from a copy or another member; a member that has nothing left "
             "starts on an empty folder"
         )
@@ -176,7 +175,7 @@ def written_to(log: Segments) -> int:
 
 def write_off(log: Segments, damages: Sequence[Damage]) -> Iterator[str]:
     """Write off ``damages``, on the disk when the iteration has ended, and make the files whole
-    that are not; tells step by step what was done.
+    that are not; yields what was done, step by step.
     """
     # These come last: until all are whole no broker opens the store, and cuts it where others are
     # still damaged.

@@ -1,6 +1,4 @@
-"""Which messages stood at a place of the log, as the queues show that were found before they are
-rebuilt.
-"""
+"""Which messages were at a place of the log, by the queues as they are before they are rebuilt."""
 
 from __future__ import annotations
 
@@ -28,8 +26,8 @@ UNITS_READ = 50_000  # at a time
 Bounds = tuple[int, int]  # queue offsets of the first message and behind the last
 
 
-def standing(files: Files, paths: layout.StorePaths, start: int, end: int) -> Iterator[Loss]:
-    """The messages of all queues that stand from ``start`` to ``end`` of the log."""
+def between(files: Files, paths: layout.StorePaths, start: int, end: int) -> Iterator[Loss]:
+    """The messages of all queues that lie from ``start`` to ``end`` of the log."""
     for queue, first, stop in _with_messages(files, paths, start, end):
         yield Loss(queue.topic, queue.queue_id, first, stop - first, start)
 
@@ -40,7 +38,7 @@ def tails(files: Files, paths: layout.StorePaths, known: Known) -> dict[QueueKey
     before its log is read.
     """
     one = known.identity
-    failed = abortfile.tells_of_failure(files, paths.abort)
+    failed = abortfile.records_failure(files, paths.abort)
     if one is None or one.clean is not None or one.foreign is not None:
         return {}
     if not witness.kept_all(files, one, disk_failed=failed):
@@ -75,7 +73,7 @@ def _log_has(log: Segments, topic: str, position: int, size: int) -> bool:
 
 
 def _fits(segment: Segment, topic: str, position: int, size: int) -> bool:
-    """Whether the record of a unit stands where the unit says."""
+    """Whether the record of a unit is where the unit says."""
     one = found_at(segment, position).record
     return one is not None and (one.size, one.topic) == (size, topic)
 
@@ -107,8 +105,8 @@ def topics_found(files: Files, paths: layout.StorePaths) -> dict[str, int]:
 
 
 def misfits(files: Files, paths: layout.StorePaths, segment: Segment) -> tuple[int, int]:
-    """Of the units that point into a log file: how many name another record than stands there, and
-    how many there are.
+    """How many units point into a log file and name another record than the file has there, and how
+    many point into it at all.
     """
     wrong = count = 0
     for queue in _queues(files, paths):
@@ -161,8 +159,8 @@ def _queues(files: Files, paths: layout.StorePaths) -> Iterator[ConsumeQueue]:
 
 
 def _bounds(queue: ConsumeQueue, start: int, end: int) -> Bounds:
-    """The units that a writer can have made: each points to a record behind the one before. What
-    else is found in a queue's file, longer than it should be or half written, tells of no message.
+    """The units that a writer can have made: each points to a record behind the one before. Other
+    bytes of a queue's file, too long or half written, are of no message.
     """
     first = stop = queue.first_at(start)
     behind = start
@@ -170,7 +168,7 @@ def _bounds(queue: ConsumeQueue, start: int, end: int) -> Bounds:
         is_record = RECORD_BYTES_MIN <= size <= RECORD_BYTES_MAX and behind <= position
         if is_record and position + size <= end:
             behind = position + size
-        elif not _stands_for_none(position, size):
+        elif not _is_of_none(position, size):
             break
         elif first == stop:
             first += 1
@@ -178,7 +176,7 @@ def _bounds(queue: ConsumeQueue, start: int, end: int) -> Bounds:
     return first, stop
 
 
-def _stands_for_none(position: int, size: int) -> bool:
+def _is_of_none(position: int, size: int) -> bool:
     """Filler, or a message that was lost before."""
     return size == queueunit.LOST_SIZE or (position, size) == (0, queueunit.PREFILL_SIZE)
 
@@ -203,9 +201,9 @@ def in_words(losses: Iterator[Loss]) -> str:
 def all_of(
     missed: Sequence[Loss], given_up: Sequence[Loss], after: Mapping[tuple[str, int], Bounds]
 ) -> list[Loss]:
-    """``missed`` is what the log itself shows, by the gaps that are left in its queues. Of
-    ``given_up``, what stood at the places that were given up, it cannot show what came before a
-    queue's first message or behind its last: ``after`` has where these are now.
+    """``missed`` is what the log itself shows, by the gaps that are left in its queues.
+    ``given_up`` is what was at the places that were given up. Of that the log cannot show what came
+    before a queue's first message or behind its last: ``after`` has where these are now.
     """
     inside = [loss for loss in missed if loss.first_queue_offset < _bounds_of(loss, after)[1]]
     whole = {(loss.topic, loss.queue_id) for loss in inside if loss.first_queue_offset == 0}

@@ -48,13 +48,13 @@ class Accepted:
     cut_at: int | None = None  # a good record, from which on everything goes
     epoch: int | None = None  # number above all that were ever used, when cometmq.epochs is gone
     store_id: str | None = None  # what cometmq.json said, when it does not read; or NEW_STORE_ID
-    rebuild_tables: bool = False  # of the state, what the log does not tell any more
-    restored: bool = False  # a copy from before: its group may have gone on with the original
+    rebuild_tables: bool = False  # of the state, what the log does not have any more
+    restored: bool = False  # a copy from before: its group may have written to the original since
 
 
 @dataclass(slots=True)
 class Repaired:
-    """What was done. ``losses``: of each queue, the messages that are gone for good."""
+    """What was done. ``losses``: of each queue, the messages that are lost."""
 
     directory: str
     actions: list[str] = field(default_factory=list)
@@ -85,7 +85,9 @@ def repair(
     files = OsFiles()
     paths = layout.StorePaths(directory)
     known = smallfiles.known_identity(files, paths, accepted.store_id)
-    row, _ = holes.open_log(files, paths, known.options, _log_start(files, paths))
+    saved = smallfiles.known_checkpoint(files, paths)
+    log_start = UNKNOWN_START if saved is None else saved.log_start
+    row, _ = holes.open_log(files, paths, known.options, log_start)
     row.close()
     last = known.options or LastOptions(
         log_file_bytes=row.file_bytes,
@@ -102,11 +104,6 @@ def repair(
         index_enabled=known.options is not None or index_sizes is not None,
     )
     return _Repair(directory, options, files, accepted).run(observer, progress)
-
-
-def _log_start(files: Files, paths: layout.StorePaths) -> int:
-    saved = smallfiles.known_checkpoint(files, paths)
-    return UNKNOWN_START if saved is None else saved.log_start
 
 
 def _queue_file_bytes(files: Files, directory: Path) -> int:
@@ -141,7 +138,7 @@ class _Repair:
         opened = OpenedStore(self._paths.root, self._options, self._files)  # holds the lock
         try:
             given_up = self._prepare(observer, progress)
-            # The old ones stay until the new ones are known: they tell what is lost.
+            # The old ones stay until the new ones are known: they show what is lost.
             opened.rebuild_reason = "the store is repaired"
             opened.open(observer, progress)
             opened.begin_following()
@@ -161,7 +158,7 @@ class _Repair:
 
     def _prepare(self, observer: Observer | None, progress: Progress | None) -> list[Loss]:
         """Mend what opening would refuse, or take for something else. Returns the messages that
-        stood where something is given up, and those that only the queues tell of.
+        were in places that are given up, and those that only the queues have.
         """
         known = self._known()
         assert known.identity is not None
@@ -176,11 +173,11 @@ class _Repair:
             if not found.damages:
                 self._rehearse(log, observer)
             given_up = self._lost(log, found)
-            stood = list(losses.by_log(self._files, self._paths, log, _known_end(log, found)))
-            self._with_units = {loss.topic for loss, _ in stood}
-            not_in_log = [loss for loss, log_has_it in stood if not log_has_it]
+            seen = list(losses.by_log(self._files, self._paths, log, _known_end(log, found)))
+            self._with_units = {loss.topic for loss, _ in seen}
+            not_in_log = [loss for loss, log_has_it in seen if not log_has_it]
             place = found.damages[0].start if found.damages else log.start
-            self._in_log = [loss._replace(log_offset=place) for loss, has in stood if has]
+            self._in_log = [loss._replace(log_offset=place) for loss, has in seen if has]
             self._mend_epochs(log)
             self._forget(log, known, found)  # first: the marks do not speak of what is written now
             for action in write_off(log, found.damages):
@@ -223,8 +220,8 @@ class _Repair:
     def _leave_out_another_logs_file(
         self, log: Segments, mark: RecoveryPoint, found: Survey
     ) -> None:
-        """Its records are good, and would be taken for ours. Queues tell whether it is the file
-        that is another log's, or the mark.
+        """Its records are good, and would be taken for ours. The queues show whether the file is
+        another log's, or the mark.
         """
         segment = log.find(mark.last_offset) if mark.last_bytes else None
         if segment is None or mark.holds(log) or isinstance(segment.file, Incomplete):
@@ -241,8 +238,8 @@ class _Repair:
             found.end, found.last, found.missing_bytes = segment.end, before, 0
 
     def _given_up(self, log: Segments, found: Survey) -> Iterator[Damage]:
-        """Records that look good and are given up all the same: a wrong queue offset has no
-        checksum that would tell.
+        """Records that look good and are given up all the same: no checksum covers a wrong queue
+        offset.
         """
         damaged = {(damage.start, damage.end) for damage in found.damages}
         for start, end in sorted(set(self._accepted.write_off) - damaged):
@@ -267,12 +264,12 @@ class _Repair:
         unknown = set(accepted.write_off) - named
         if unknown:
             raise StoreDamaged(
-                f"neither damage nor one whole record stands at {sorted(unknown)}; nothing was "
+                f"neither damage nor one whole record lies at {sorted(unknown)}; nothing was "
                 "changed"
             )
         if named - set(accepted.write_off) or (found.ends_too_early and accepted.end != found.end):
             raise StoreDamaged(
-                "the log is damaged, and what stood there is lost unless a copy or another member "
+                "the log is damaged, and what lay there is lost unless a copy or another member "
                 "has it. Nothing was changed. To give it up, repair with\n  " + "\n  ".join(wanted)
             )
 
@@ -293,13 +290,18 @@ class _Repair:
         self._note(f"wrote {self._paths.epochs.name}: the whole log is epoch {number}'s")
 
     def _lost(self, log: Segments, found: Survey) -> list[Loss]:
-        """The messages that stand where something is given up."""
+        """The messages in the places that are given up."""
         cut_at = self._accepted.cut_at
         end = found.end if cut_at is None else min(found.end, cut_at)
         places = [(damage.start, min(damage.end, end)) for damage in found.damages]
         if found.ends_too_early or cut_at is not None:
             places.append((end, _known_end(log, found)))
-        return [lost for start, end in places if start < end for lost in self._standing(start, end)]
+        return [
+            lost
+            for start, end in places
+            if start < end
+            for lost in self._losses_between(start, end)
+        ]
 
     def _forget(self, log: Segments, known: Known, found: Survey) -> None:
         """Let the opening that follows find a crashed store without queues and index."""
@@ -333,7 +335,7 @@ class _Repair:
         finally:
             writer.close()
         # An open mark without `abort` would mean that another program was here.
-        failed = abortfile.tells_of_failure(self._files, self._paths.abort)
+        failed = abortfile.records_failure(self._files, self._paths.abort)
         abortfile.write(self._files, self._paths.abort, failed=failed)
         now = self._left_open(known.identity, whole=not self._breaks_history(found))
         identity.save(self._files, self._paths.identity, now)
@@ -373,10 +375,10 @@ class _Repair:
         self._note(f"cut the log at {offset}")
 
     def _messages(self, start: int, end: int) -> str:
-        return losses.in_words(self._standing(start, end))
+        return losses.in_words(self._losses_between(start, end))
 
-    def _standing(self, start: int, end: int) -> Iterator[Loss]:
-        return losses.standing(self._files, self._paths, start, end)
+    def _losses_between(self, start: int, end: int) -> Iterator[Loss]:
+        return losses.between(self._files, self._paths, start, end)
 
     def _report(self, opened: OpenedStore, given_up: Sequence[Loss]) -> None:
         done = self._done
@@ -397,8 +399,8 @@ class _Repair:
             self._note(f"rebuilt {done.queue_count} queues; the key index is left to the broker")
 
     def _judge_state(self, opened: OpenedStore, observer: Observer | None) -> None:
-        """What stood behind the log's new end, nothing in the log tells any more; what is missing
-        before it a start notices, unless there is nothing else.
+        """Note that a part of the state is lost. The log no longer has what lay behind its new end.
+        A start notices what is missing before it, unless there is no other state.
         """
         topics = frozenset[str]() if observer is None else observer.topics
         queues = [queue for name in topics for queue in opened.dispatcher.queues_of(name)]
@@ -412,13 +414,13 @@ class _Repair:
             opened.identity.note(state_lost={**before, **found})
             self._note(
                 "the next writer rebuilds topics, groups and committed offsets: from what the "
-                "log still tells, config/*.json and the queues; its log says what it assumed. "
+                "log still has, config/*.json and the queues; its log lines say what it assumed. "
                 "Consumers get messages again"
             )
 
     def _part_from_the_original(self, opened: OpenedStore) -> None:
         """A lease that names the original says nothing of its copy: neither that it has everything
-        nor, as of a store that has lost its end, that it may go on when nobody else was in sync.
+        nor, as of a store that has lost its end, that it may write when no other was in sync.
         """
         now = opened.identity.current
         opened.forget_former_name()
@@ -442,5 +444,5 @@ def _last_before(log: Segments, offset: int) -> LastRecord:
 
 
 def _known_end(log: Segments, found: Survey) -> int:
-    """Nothing of the log ever stood behind it, as far as is known."""
+    """Nothing of the log ever lay behind it, as far as is known."""
     return max(log.end, found.end + found.missing_bytes)

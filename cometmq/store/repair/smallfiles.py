@@ -1,5 +1,5 @@
-"""The small files of a store that is to be mended: what they say, and what stands for one that does
-not read.
+"""The small files of a store that is to be mended: their content, and a substitute for one that
+cannot be read.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _what_an_identity_is(files: Files, paths: layout.StorePaths, complaint: str)
     return (
         f"{complaint}. Nothing was changed. It holds no message, but the store's id, by which a "
         "group's lease knows its writer, and how the store was left. With the id all is as after a "
-        "crash: generations rise, so consumers may get some messages again. It stands in the lease "
+        "crash: generations rise, so consumers may get some messages again. The lease has it "
         f"(holder_store_id). {hint}Repair with --store-id ID; or with --store-id "
         f"{NEW_STORE_ID}, where no lease names the old one: a lease that does would wait for it "
         "for ever"

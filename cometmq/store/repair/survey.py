@@ -1,4 +1,4 @@
-"""Reads a whole log and tells what is wrong with it; nothing is changed. What verification and
+"""Reads a whole log and reports what is wrong with it; nothing is changed. What verification and
 repair begin with.
 """
 
@@ -60,7 +60,7 @@ class Survey:
 
     start: int
     end: int = 0
-    reason: str = ""  # why no record stands at the end
+    reason: str = ""  # why there is no record at the end
     record_count: int = 0
     last: LastRecord = field(default_factory=LastRecord)
     damages: list[Damage] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Survey:
     older: list[int] = field(default_factory=list)  # records older than the one before them, or so
     impossible: list[int] = field(default_factory=list)  # whose store time no clock gave, or so
     missing_bytes: int = 0  # between the end and where it was known to be
-    missing: list[Loss] = field(default_factory=list)  # messages behind it, as queues tell
+    missing: list[Loss] = field(default_factory=list)  # messages behind it, by the queues
 
     @property
     def ends_too_early(self) -> bool:
@@ -94,8 +94,8 @@ def survey(
 
     ``tails``: what queues have of messages behind the mark, before the log was read.
 
-    A log that somebody writes to may be read: its moving end is no fault. ``begins_at`` tells where
-    it begins by now, when a file cannot be read that may have been removed.
+    A log may be read while a broker writes to it: its moving end is no fault. ``begins_at`` gives
+    its present start, when a file cannot be read that may have been removed.
     """
     found = Survey(log.start, log.start)
     counted = Counted(tails or {})
@@ -156,8 +156,8 @@ def _behind(
         behind = find_good(log, scan.end, log.end)
         if behind is None:
             found.missing = missing
-            told_end = max(known_end, counted.log_end if missing else 0)
-            found.missing_bytes = max(1, told_end - scan.end)
+            least_end = max(known_end, counted.log_end if missing else 0)
+            found.missing_bytes = max(1, least_end - scan.end)
         return behind
     if scan.kind is record.Kind.BAD:
         return find_good(log, scan.end, scan.end + LOOK_AHEAD_BYTES)
@@ -165,23 +165,24 @@ def _behind(
 
 
 def open_row(
-    files: Files, directory: Path, told_bytes: int | None = None
+    files: Files, directory: Path, known_bytes: int | None = None
 ) -> tuple[Segments, list[str]]:
     """The files of a folder, whatever size they have, and what of its entries does not belong
-    there: files of another size than most, or than ``told_bytes`` if that is known.
+    there: files of another size than most, or than ``known_bytes`` if that is known.
     StoreForeignFile when there is no file of a store at all.
     """
     sizes, complaints = _sizes(files, directory)
     if not sizes:
         raise StoreForeignFile(f"{directory} holds no file of a store")
-    file_bytes = told_bytes if told_bytes in sizes.values() else _most_common(sizes.values())
-    assert file_bytes is not None
+    [(file_bytes, _)] = Counter(sizes.values()).most_common(1)
+    if known_bytes is not None and known_bytes in sizes.values():
+        file_bytes = known_bytes
     row = Segments(directory, file_bytes)
     for start, size in sorted(sizes.items()):
-        if size != (told_bytes or file_bytes):
-            compared = "the store was opened with files of" if told_bytes else "the others have"
+        if size != (known_bytes or file_bytes):
+            compared = "the store was opened with files of" if known_bytes else "the others have"
             complaints.append(
-                f"{row.path(start)} has {size} bytes, {compared} {told_bytes or file_bytes}"
+                f"{row.path(start)} has {size} bytes, {compared} {known_bytes or file_bytes}"
             )
         elif start % file_bytes:
             complaints.append(f"{row.path(start)}: no file of {file_bytes} bytes begins there")
@@ -210,16 +211,11 @@ def _sizes(files: Files, directory: Path) -> tuple[dict[int, int], list[str]]:
     return sizes, complaints
 
 
-def _most_common(sizes: Iterable[int]) -> int:
-    [(size, _)] = Counter(sizes).most_common(1)
-    return size
-
-
 def open_queue_row(
-    files: Files, folder: Path, told_bytes: int | None = None
+    files: Files, folder: Path, known_bytes: int | None = None
 ) -> tuple[Segments, list[str]]:
     """As :func:`open_row`, of a queue. StoreForeignFile too when its files hold no whole units."""
-    row, complaints = open_row(files, folder, told_bytes)
+    row, complaints = open_row(files, folder, known_bytes)
     if row.file_bytes % UNIT_BYTES:
         row.close()
         raise StoreForeignFile(f"{folder} has files of {row.file_bytes} bytes: no whole units")

@@ -62,7 +62,7 @@ def verify(
     progress: Progress | None = None,
 ) -> Report:
     """Read everything in ``directory``. ``index_sizes``: those of the broker's options; without
-    them those that the store tells. ``observer`` as of ``MessageStore.open``: without it a topic
+    them those that the store has. ``observer`` as of ``MessageStore.open``: without it a topic
     that was deleted a moment ago is taken for one whose queues are missing.
 
     Raises StoreForeignFile when there is no log, StoreDamaged when ``cometmq.json`` or
@@ -97,7 +97,8 @@ class _Verification:
             return self._report
         self._report_start(log)
         try:
-            self._complain("file", self._paths.commit_log, complaints)
+            for complaint in complaints:
+                self._add("file", self._paths.commit_log, None, complaint)
             self._read(log, progress)
         finally:
             log.close()
@@ -258,10 +259,6 @@ class _Verification:
             self._add("file", path, known[-1].start, "the last epoch starts behind the log's end")
 
     # --- the report -------------------------------------------------------------------------------
-
-    def _complain(self, area: str, path: Path, complaints: list[str]) -> None:
-        for complaint in complaints:
-            self._add(area, path, None, complaint)
 
     def _add(self, area: str, path: Path | str, position: int | None, what: str) -> None:
         self._report.faults.append(Fault(area, str(path), position, what))

@@ -22,7 +22,7 @@ from cometmq.store.log.scan import Stretch
 PLACE = struct.Struct(">iq8x")  # of an entry: the key's hash, and where the record starts
 assert PLACE.size == ENTRY_BYTES
 ENTRIES_AT_ONCE = 50_000
-TAG_KEY = "T#"  # stands before a tag that is a key
+TAG_KEY = "T#"  # in front of a tag that is a key
 FAULTS_MAX = 20
 
 Finding = tuple[Path, int | None, str]  # file or folder, log offset, what
@@ -31,8 +31,8 @@ Finding = tuple[Path, int | None, str]  # file or folder, log offset, what
 class IndexCheck:
     """Entries are read as the log comes to what they point to."""
 
-    """``sizes`` None: the store does not tell them. ``known_time_ms``: the keys of all records up
-    to this store time should be there, 0 = of none. ``live``: somebody may be adding some.
+    """``sizes`` None: the store does not have them. ``known_time_ms``: the keys of all records up
+    to this store time should be there, 0 = of none. ``live``: a broker may be adding some.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class IndexCheck:
         self._open(known_time_ms)
 
     def _guessed_sizes(self) -> Sizes:
-        """RocketMQ's, or those that a full file tells: all files but the last are full."""
+        """RocketMQ's, or those of a full file: all files but the last are full."""
         entries = [entry for entry in self._files.entries(self._directory) if entry.size]
         if len(entries) > 1 and entries[0].size != Sizes().file_bytes:
             with self._minding_removal(self._directory / entries[0].name) as file:
@@ -85,7 +85,7 @@ class IndexCheck:
                         None,
                         f"has {entry.size} bytes, not the {self._sizes.file_bytes} of "
                         f"{self._sizes.hash_slots} slots and {self._sizes.entries} entries: not "
-                        "looked at. --hash-slots and --index-entries tell other sizes",
+                        "looked at. Give other sizes with --hash-slots and --index-entries",
                     )
                 )
             else:
@@ -165,7 +165,9 @@ class IndexCheck:
         """The next records of the log, and their bytes."""
         if not self._headers or stretch.start > self._to or stretch.end <= self._from:
             return
-        found = self._entries_before(stretch.end)
+        found = []
+        while self._fill() and self._ahead[0][0] < stretch.end:
+            found.append(self._ahead.popleft())
         found = [entry for entry in found if entry[0] >= self._from]
         expected = [
             (place, code)
@@ -181,12 +183,6 @@ class IndexCheck:
             place = min(differing)[0] if differing else stretch.start
             what = f"{len(found)} keys of records up to {stretch.end}, the log has {len(expected)}"
             self.faults.append((self._directory, place, what))
-
-    def _entries_before(self, log_offset: int) -> list[tuple[int, int]]:
-        found = []
-        while self._fill() and self._ahead[0][0] < log_offset:
-            found.append(self._ahead.popleft())
-        return found
 
     def _fill(self) -> bool:
         while not self._ahead:

@@ -57,11 +57,11 @@ class QueueCheck:
         self.next = 0
 
     def _jump(self, offset: int) -> None:
-        if self.queue is None:  # there is nothing that could tell of a loss
+        if self.queue is None:  # nothing could show a loss
             return
         units = self._units(self.next, offset - self.next) if offset > self.next else b""
         if not units or any(size != queueunit.LOST_SIZE for _, size, _ in queueunit.iterate(units)):
-            self._add(self.next, f"the log goes on with message {offset}")
+            self._add(self.next, f"the log continues with message {offset}")
 
     def _compare(self, run: QueueRun) -> None:
         found = self._units(run.first_queue_offset, run.unit_count)
@@ -205,7 +205,7 @@ class QueueChecks:
 
     @contextmanager
     def _minding_removal(self, check: QueueCheck) -> Iterator[None]:
-        """Retention, or who deletes the topic, may remove a file before it is opened."""
+        """Retention, or a deletion of the topic, may remove a file before it is opened."""
         try:
             yield
         except StoreFailed:
@@ -245,7 +245,7 @@ def _count_below(queue: ConsumeQueue, log_offset: int) -> int:
 
 
 class Deletions:
-    """Where the log tells that topics were deleted, as far as ``observer`` understands it."""
+    """Where the log has deletions of topics, as far as ``observer`` understands it."""
 
     def __init__(self, observer: Observer | None) -> None:
         self.newest = -1  # log offset of the last one
@@ -254,7 +254,7 @@ class Deletions:
         self._at = -1
 
     def take(self, stretch: Stretch) -> None:
-        """The next records of the log; one that tells of topics comes by itself."""
+        """The next records of the log; a record about topics comes by itself."""
         if self._observer is not None and stretch.topic in self.topics:
             self._at = stretch.start
             self._observer.observe_record(stretch.topic, stretch.start, stretch.apart, self)
@@ -264,4 +264,4 @@ class Deletions:
         self.newest = self._at
 
     def start_queue(self, topic: str, queue_id: int, offset: int) -> None:
-        """That is no deletion."""
+        """Nothing to note: it deletes no topic."""

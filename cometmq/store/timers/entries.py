@@ -31,7 +31,7 @@ def first_of(entries: bytes | bytearray, at: int = 0) -> tuple[int, int]:
 
 def of_units(units: bytes, first_offset: int) -> bytes:
     """The entries of units of the timer queue, of which the first has this offset, in their order.
-    What is no message, and what does not tell when it is due, is left out.
+    Units of no message, and of messages without a due time, are left out.
     """
     if accelerator is not None:
         return accelerator.timer_entries(units, first_offset)

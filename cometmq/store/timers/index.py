@@ -130,7 +130,7 @@ class TimerIndex:
         on and was read up to ``read``. ``knows``: whether the log has what the files were made
         from.
 
-        Files that do not fit are removed, and what they told is to be added too. Blocking.
+        Files that do not fit are removed, and their entries are to be added again. Blocking.
         """
         self.clear()
         self.after = ENTRY.pack(*after)

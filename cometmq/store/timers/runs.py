@@ -37,10 +37,10 @@ class Run(Protocol):
         """How many entries of all, taken or not, are not above ``key``, an entry."""
 
     def slice(self, first: int, count: int) -> bytes:
-        """At most ``count`` of all entries from that number on; of a file from one block."""
+        """At most ``count`` entries from entry ``first`` on; of a file from one block."""
 
     def close(self) -> None:
-        """It is not read any more."""
+        """End the reading."""
 
 
 class MemoryRun:
