@@ -15,7 +15,7 @@ class Clock(Protocol):
         """Milliseconds since 1970-01-01 UTC; may jump."""
 
     def monotonic_s(self) -> float:
-        """Seconds from some start; never goes back, stands still while the machine is suspended."""
+        """Seconds from some start; never goes back, stops while the machine is suspended."""
 
     def boottime_s(self) -> float:
         """As :meth:`monotonic_s`, and counts while the machine is suspended."""

@@ -1,6 +1,6 @@
 """Options of a program: a frozen dataclass, filled from YAML file < environment < flags.
 
-A program declares its options once; help text, unit and range stand beside the default:
+A program declares its options once; help text, unit and range are beside the default:
 
     @dataclass(frozen=True, kw_only=True)
     class BrokerConfig(ServiceConfig):
@@ -12,7 +12,7 @@ A program declares its options once; help text, unit and range stand beside the 
 Types: ``int``, ``float``, ``bool`` (true, false), ``str``, ``Path``, an ``Enum`` (by name),
 ``tuple[str, ...]`` (``;`` between the items), and ``T | None`` (the empty text is None).
 A rule across options belongs into ``__post_init__`` and raises :class:`ConfigInvalid`.
-Unknown names are refused wherever they stand, because a misspelt limit is no limit.
+Unknown names are refused everywhere, because a misspelt limit is no limit.
 """
 
 from __future__ import annotations
@@ -290,7 +290,8 @@ def _value(option: Field[Any], kind: Any, raw: object) -> Any:
 def _parse(kind: Any, raw: object) -> Any:
     """Parse text, or take a YAML value of the right type. A ValueError without text: not of it."""
     if get_origin(kind) is tuple:
-        return _parse_items(raw)
+        items = [_text(item) for item in raw] if isinstance(raw, list) else _text(raw).split(";")
+        return tuple(item.strip() for item in items if item.strip())
     if isinstance(kind, type) and issubclass(kind, Enum):
         return _parse_enum(kind, raw)
     return _PARSERS[kind](raw)
@@ -335,11 +336,6 @@ def _parse_enum(kind: type[Enum], raw: object) -> Enum:
     if member is None:
         raise ValueError(f"{raw!r} is none of {', '.join(kind.__members__)}")
     return member
-
-
-def _parse_items(raw: object) -> tuple[str, ...]:
-    items = [_text(item) for item in raw] if isinstance(raw, list) else _text(raw).split(";")
-    return tuple(item.strip() for item in items if item.strip())
 
 
 def _text(raw: object) -> str:

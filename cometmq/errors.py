@@ -33,7 +33,7 @@ class CometError(Exception):
     ``str(error)`` both: it is what a traceback shows.
 
     ``segment`` names the segment of a batch that was refused (from 0), ``fence`` is the
-    (generation, offset) at which the caller of a fenced position goes on, ``epoch`` the broker
+    (generation, offset) at which the caller of a fenced position continues, ``epoch`` the broker
     group's epoch where the caller's is older, ``retry_after_ms`` when the same request may succeed,
     if the sender knows.
     """
@@ -90,7 +90,7 @@ class ConflictError(CometError):
 
 
 class BusyError(CometError):
-    """Not now: later, or elsewhere."""
+    """The request may succeed later, or at another member."""
 
     status = "UNAVAILABLE"
     retry = Retry.LATER
@@ -327,7 +327,7 @@ class Unauthenticated(RequestError):
 
 
 class ReplyInvalid(RequestError):
-    """A reply names nobody that waits for it, or the message is no request."""
+    """No requester waits for the reply, or the message is no request."""
 
     code = 1060
     advice = (
@@ -397,7 +397,7 @@ class ClientNotFound(MissingError):
 
 
 class QuestionNotFound(MissingError):
-    """An answer came to a question that nobody asks this client, or not any more."""
+    """The answer is to a question that this client was not asked, or whose time is over."""
 
     code = 2071
     advice = (
@@ -494,8 +494,8 @@ class QueueLocked(ConflictError):
 
     code = 3022
     advice = (
-        "Lock the queue again, and go on at the committed position once it is granted. The other "
-        "client's lock ends 15 s after its last renewal."
+        "Lock the queue again, and continue at the committed position once it is granted. The lock "
+        "of the other client ends 15 s after its last renewal."
     )
 
 
@@ -514,9 +514,9 @@ class HandleInvalid(ConflictError):
 
     code = 3040
     advice = (
-        "A message that is not acknowledged comes again, to this member or to another one. "
+        "A message that is not acknowledged is redelivered, to this member or another one. "
         "Acknowledge messages before their invisible time is over, or change it while the work "
-        "goes on."
+        "continues."
     )
 
 
@@ -548,7 +548,7 @@ class TransactionEnded(ConflictError):
 
 
 class BatchOutsideWindow(ConflictError):
-    """A batch came again, and so late that it is not known any more where it was stored."""
+    """A batch was sent again so late that the broker no longer knows where it was stored."""
 
     code = 3021
     advice = (
@@ -615,10 +615,10 @@ class ReplicationBroken(ConflictError):
 
 
 class RequestExpired(ConflictError):
-    """The request's time is over: nobody waits for a reply any more."""
+    """The request's time is over: the requester no longer waits for a reply."""
 
     code = 3060
-    advice = "Nothing to do: the requester was told. Give requests more time, or reply sooner."
+    advice = "Nothing to do: the requester got an error. Give requests more time, or reply sooner."
 
 
 class RemoteQuestionsOff(ConflictError):
@@ -638,7 +638,7 @@ class QuestionUnsupported(ConflictError):
     code = 3071
     advice = (
         "Only push consumers consume a message that they are asked to. Of another kind of client, "
-        "or an older one, cometmq client list tells what the broker knows."
+        "or an older one, cometmq client list shows what the broker knows."
     )
 
 
@@ -701,8 +701,8 @@ class DiskFull(Shortage):
 
     code = 4003
     advice = (
-        "Free space on the broker's volume or shorten retention. A broker that runs goes on being "
-        "read, and writes again by itself; one that could not start is to be started again."
+        "Free space on the broker's volume or shorten retention. A running broker still serves "
+        "reads, and writes again by itself; start a broker again that could not start."
     )
 
 
@@ -733,7 +733,7 @@ class DescriptorsExhausted(Shortage):
     code = 4011
     advice = (
         "Raise the limit (ulimit -n, LimitNOFILE, the container runtime's), or stop the client "
-        "that opens connections and never closes them; it goes on by itself."
+        "that opens connections and never closes them; the process recovers by itself."
     )
 
 
@@ -846,7 +846,7 @@ class OffsetStoreFailed(BusyError):
     code = 4030
     advice = (
         "Look at the store and at its methods; the consumer asks again, and messages that were "
-        "done come again only if the process ends before."
+        "done are redelivered only if the process ends before."
     )
 
 
@@ -872,7 +872,7 @@ class SlaveNotAvailable(BusyError):
     advice = (
         "Too few followers are in sync for topics that wait for replication, and for changes of "
         "topics and groups: bring followers back (cometmq cluster status), or lower "
-        "min_in_sync_replicas; sends then go on by themselves."
+        "min_in_sync_replicas; the broker then accepts sends again by itself."
     )
 
 
@@ -882,7 +882,7 @@ class LeaseUnavailable(BusyError):
     code = 4009
     advice = (
         "Look at the lease's file or at the Kubernetes API and the member's rights there; the "
-        "writer goes on meanwhile."
+        "writer continues meanwhile."
     )
 
 

@@ -29,7 +29,7 @@ BROKER_GROUP_NAME = re.compile(
 )
 QUEUES_PER_TOPIC_MAX = 1024
 BUSY_COUNT = 32  # messages in an answer: a queue that has so many is read without a pull-hold
-DELAY_LEVEL_MAX = 64  # of a list of levels; RocketMQ's, and ours unless told, has 18
+DELAY_LEVEL_MAX = 64  # of a list of levels; RocketMQ's, and our default, has 18
 IMMUNITY_S_MAX = 3_600  # that the producer of a half message is not asked about it
 # Of a time that a sender names for a delivery: 13 digits, in 2001 and in 2286.
 TIMER_MS_MIN, TIMER_MS_MAX = 10**12, 10**13 - 1
@@ -37,9 +37,9 @@ DELAY_MS_MAX = 40 * 86_400_000  # of any broker
 DEAD_LETTER_LEVEL = -1  # of a message sent back: it is a dead letter at once
 # Of the group that keeps the offsets of one broadcasting consumer.
 BROADCAST_PREFIX = "%BROADCAST%"
-DLQ_PREFIX = "%DLQ%"  # of the topic where the messages lie that a group gave up
-RETRY_PREFIX = "%RETRY%"  # of the topic where the messages of a group come again
-# Generations begin with the epoch and are int64: half of what they can count. Nobody gets there by
+DLQ_PREFIX = "%DLQ%"  # of the topic with the dead letters of a group
+RETRY_PREFIX = "%RETRY%"  # of the topic with the messages that a group sent back
+# Generations begin with the epoch and are int64: half of their range. No group gets there by
 # restarts, so a number above is no group's epoch.
 EPOCH_MAX = 1 << 30
 # What is further above a known epoch is none either: each is a restart, or a take-over.
@@ -163,7 +163,7 @@ class TopicConfig:
         )
 
     def with_extras_of(self, other: TopicConfig) -> TopicConfig:
-        """These settings, but of what :meth:`plain` leaves out those of ``other``."""
+        """These settings, with the values of ``other`` for all that :meth:`plain` leaves out."""
         return replace(
             self,
             reserve_time_ms=other.reserve_time_ms,

@@ -1,15 +1,15 @@
 """Replace this process by one of another role: the same pid, arguments, ports and folders.
 
-A process never switches roles, it is replaced. What it has to tell its successor travels in one
+A process never switches roles, it is replaced. What its successor has to know is passed in one
 environment variable, which the successor takes out again: why, which ports were bound, where a log
-was handed over, when roles changed before, and what metrics go on with.
+was handed over, when roles changed before, and the values of metrics.
 
 What survives an exec and must not: blocked signals, ignored signals, open descriptors. Only the
 signals that a process listens to stay blocked, so that one that comes between two programs waits
 for the second to listen: by default it would kill it, or, in a container's first process, be lost.
 Descriptors
 are marked to be closed by the exec itself, not closed before it: threads of gRPC still wait in
-them, and would meet a number that is free or, worse, somebody else's.
+them, and would use a number that is free or, worse, of another file.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ CHANGES_KEPT_MAX = 16
 
 @dataclass(frozen=True, slots=True)
 class RoleChange:
-    """What a process tells its successor. ``changed_s`` are times of CLOCK_BOOTTIME, oldest first,
-    this change included.
+    """What a process passes to its successor. ``changed_s`` are times of CLOCK_BOOTTIME, oldest
+    first, this change included.
     """
 
     module: str  # services.broker, services.haslave
     reason: str  # one word, for the log
     ports: Mapping[str, int] = field(default_factory=dict)  # option name → the port that was bound
-    log_end: int | None = None  # where a writer handed its log over; None: nobody did
+    log_end: int | None = None  # where a writer handed its log over; None: none did
     changed_s: tuple[float, ...] = ()
     heard_s: float | None = None  # CLOCK_BOOTTIME of the newest frame of the writer before us
     elections: Mapping[str, int] = field(default_factory=dict)  # by reason, since the process began
@@ -107,7 +107,7 @@ def replace_process(argv: Sequence[str], change: RoleChange) -> NoReturn:
 
 
 def interpreter_flags(command: Sequence[str]) -> list[str]:
-    """What stands between the interpreter and ``-m`` in the command of this process."""
+    """The arguments between the interpreter and ``-m`` in the command of this process."""
     return list(command[1 : command.index("-m")]) if "-m" in command else []
 
 
@@ -115,7 +115,7 @@ def _flush() -> None:
     for handler in logging.getLogger().handlers:
         handler.flush()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # nobody listens any more
+        with suppress(OSError, ValueError):  # the listener is closed
             stream.flush()
 
 

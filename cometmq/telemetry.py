@@ -1,4 +1,4 @@
-"""What a process tells about itself: log lines and Prometheus metrics.
+"""Log lines and Prometheus metrics of a process.
 
 Log: one line per event, plain or JSON, on standard error. An event is a short constant text; what
 varies goes into fields: ``log.info("member registered", extra=fields(group="g1", member=0))``.
@@ -54,7 +54,7 @@ def fields(**values: object) -> dict[str, dict[str, object]]:
 
 
 def logger(name: str) -> logging.Logger:
-    """A logger whose lines tell their fields under any handler, ``logging.basicConfig``'s too."""
+    """A logger whose lines have their fields under any handler, ``logging.basicConfig``'s too."""
     found = logging.getLogger(name)
     found.addFilter(_tell_fields)  # once: the same filter is not added twice
     return found
@@ -95,7 +95,7 @@ class OutageLogger:
             self._log.info(self._ends, extra=fields(**values))
 
 
-class Rarely:
+class ThrottledLog:
     """An event that may come any number of times, logged at most once in ``every_s`` of each
     ``key``, with how often it came since the last line.
     """
@@ -111,11 +111,11 @@ class Rarely:
         self._every_s = every_s
         self._last: dict[str, tuple[float, int]] = {}  # key → when, and how often since
 
-    def tell(self, event: str, key: str = "", **values: object) -> None:
+    def log(self, event: str, key: str = "", **values: object) -> None:
         now_s = self._clock.monotonic_s()
-        told_s, count = self._last.get(key, (float("-inf"), 0))
-        if now_s - told_s < self._every_s:
-            self._last[key] = told_s, count + 1
+        logged_s, count = self._last.get(key, (float("-inf"), 0))
+        if now_s - logged_s < self._every_s:
+            self._last[key] = logged_s, count + 1
             return
         if len(self._last) >= self.KEYS_MAX:
             self._last.clear()
@@ -195,7 +195,7 @@ def new_registry(service: str, clock: Clock) -> CollectorRegistry:
     from prometheus_client.gc_collector import GCCollector
     from prometheus_client.process_collector import ProcessCollector
 
-    # A second series for each counter, which nobody looks at:
+    # A second series for each counter, which no dashboard uses:
     disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry(auto_describe=True)
     ProcessCollector(registry=registry)

@@ -98,7 +98,7 @@ def _view(kind: str, broker_group: str, row: broker_pb2.ClientInfo) -> ClientVie
 
 def language_of(agent: str) -> tuple[str, str]:
     """Language and version by a user agent: of the program that names itself first, else of its
-    gRPC library; empty: it does not tell.
+    gRPC library. Empty where the user agent names none.
     """
     library = _LIBRARY.search(agent)
     language = library[1] if library else "rust" if "tonic/" in agent else ""
@@ -284,7 +284,7 @@ def _description_view(
 
 
 def _ago_ms(said: broker_pb2.ClientDescription, time_ms: int) -> int | None:
-    """By the client's clock, whatever ours says."""
+    """How long ago a time of the client's clock was; None: it is 0, so not known."""
     return max(0, said.time_ms - time_ms) if time_ms else None
 
 

@@ -1,4 +1,4 @@
-"""``cometmq client``: who is connected, and what it says; ``cometmq message verify``."""
+"""``cometmq client``: connected clients, and their answers; ``cometmq message verify``."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ async def client_info(
 ) -> list[ClientDescriptionView]:
     """Ask a running client what it does.
 
-    It tells its version, what it reads, its queues with positions, cached messages and locks, the
-    rates of the last minute, and the listener calls that run. --wide adds its options.
+    It reports its version, what it reads, its queues with positions, cached messages and locks,
+    the rates of the last minute, and the listener calls that run. --wide adds its options.
 
     mqadmin: consumerStatus, and getConsumerConfig of RocketMQ's tools.
     """
@@ -129,7 +129,7 @@ def add_verify(group: click.Group) -> None:
         """Let a running consumer's listener consume a message now.
 
         The listener is called beside the consumer's other calls, and its work takes effect. The
-        call is not counted, nothing is committed, and the message does not come again by it.
+        call is not counted, commits nothing, and causes no redelivery.
         Ends with 3 unless the listener is done with the message.
 
         mqadmin: queryMsgById with a group and a client (-g, -d).

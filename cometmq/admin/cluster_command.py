@@ -34,7 +34,7 @@ def cluster_command(
     has_more: bool = False,
 ) -> Decorator:
     """Make a command of a coroutine function that takes a Connection and answers views. ``doubt``
-    tells what is wrong with an answer, if anything is: then the command ends with EXIT_FAULTY.
+    returns what is wrong with an answer, if anything is: then the command ends with EXIT_FAULTY.
     ``has_more``: its table has columns that --wide shows.
     """
 

@@ -44,7 +44,7 @@ def or_before(ctx: click.Context, option: click.Parameter, value: Any) -> Any:
     return root.params[name]
 
 
-# Options that may stand before the subcommand, too.
+# Options that may also be given before the subcommand.
 output_option = click.option(
     "--output",
     callback=or_before,
@@ -98,7 +98,7 @@ broker_groups_option = click.option(
 
 
 class Command(click.Command):
-    """A command whose refusals are shown as the catalogue tells them."""
+    """A command that shows a CometError as the error catalogue describes it."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -77,8 +77,8 @@ class Connection:
         ask: Callable[[namesrv_pb2_grpc.NameServiceAsyncStub], Method[Request, Response]],
         request: Request,
     ) -> Response:
-        """Ask the name servers in turn until one answers; an answer may be a refusal. Who did not
-        answer is asked last the next time.
+        """Ask the name servers in turn until one answers; an answer may be a refusal. A name server
+        that did not answer is asked last the next time.
         """
         silent: list[str] = []
         for address in self._namesrvs:
@@ -143,7 +143,7 @@ class Connection:
         return {group: writers[group] for group in (wanted or sorted(writers))}
 
     async def route(self, topic: str) -> namesrv_pb2.TopicRoute:
-        """The route of a topic; TopicNotFound when nobody serves it."""
+        """The route of a topic; TopicNotFound when no broker group serves it."""
         request = namesrv_pb2.QueryRouteRequest(topic=topic)
         return (await self.ask_namesrv(lambda stub: stub.QueryRoute, request)).route
 

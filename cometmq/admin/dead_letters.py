@@ -61,7 +61,7 @@ def _view(message: MessageView, resent: dict[str, list[Interval]]) -> DeadLetter
 
 
 async def _resent(connection: Connection, group: str) -> dict[str, list[Interval]]:
-    """By broker group, which offsets were sent again."""
+    """The offsets of dead letters that were sent again, by broker group."""
     request = broker_pb2.DescribeDeadLettersRequest(group=group)
     found: dict[str, list[Interval]] = {}
     for name, member in (await connection.writers()).items():

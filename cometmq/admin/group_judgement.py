@@ -24,7 +24,7 @@ class GroupObservation:
 
     @property
     def writer(self) -> member_pb2.DescribeReplicaResponse | None:
-        """Of two members with the writer's role the one of the newer epoch."""
+        """The member with the writer's role; of two, the one with the newer epoch."""
         writers = [s for s in self.statuses.values() if s.role == common_pb2.MEMBER_ROLE_WRITER]
         return max(writers, key=lambda status: status.epoch, default=None)
 
@@ -39,8 +39,8 @@ class GroupObservation:
     def lease(self) -> member_pb2.LeaseRecord | None:
         """As the writer wrote it, else the newest that was read."""
         writer = self.writer
-        telling = self.statuses.values() if writer is None else [writer]
-        leases = [status.lease for status in telling if status.HasField("lease")]
+        asked = self.statuses.values() if writer is None else [writer]
+        leases = [status.lease for status in asked if status.HasField("lease")]
         return max(leases, key=lambda lease: (lease.epoch, lease.renewals), default=None)
 
     @property
@@ -52,8 +52,8 @@ class GroupObservation:
     def missing(self) -> list[int]:
         """Members that the option peers or the lease names, and that are not registered."""
         writer, lease = self.writer, self.lease
-        telling = self.statuses.values() if writer is None else [writer]
-        named = {number for status in telling for number in status.peers}
+        asked = self.statuses.values() if writer is None else [writer]
+        named = {number for status in asked for number in status.peers}
         if lease is not None:
             named.update(replica_id.member_id for replica_id in (*lease.in_sync, *lease.electable))
         return sorted(named.difference(self.members))
@@ -134,7 +134,7 @@ def _judged(observed: GroupObservation) -> tuple[str, str]:
     writer, writer_status = observed.writer, observed.writer_status
     if writer is None:
         return "no writer", _who_may_write(observed)
-    if writer_status is None:  # it stands alone on purpose
+    if writer_status is None:  # it has no lease: its group has no followers on purpose
         return "ok", ""
     if not writer_status.only_writer:
         return "waiting", "it cannot reach its lease, nor all that could take over"

@@ -102,7 +102,7 @@ _OPTIONS: tuple[Decorator, ...] = (
         "--from-min/--no-from-min", default=None, help="Whether it may begin at first messages."
     ),
     click.option(
-        "--notify/--no-notify", default=None, help="Whether members hear at once of each other."
+        "--notify/--no-notify", default=None, help="Whether members learn of each other at once."
     ),
     click.option("--orderly/--no-orderly", default=None, help="Whether it consumes in order."),
     click.option(

@@ -91,7 +91,7 @@ def repair(
     index_sizes: Sizes | None,
     queue_file_bytes: int | None,
 ) -> RepairedView:
-    """Mend a store that nobody has open."""
+    """Mend a store that no process has open."""
     began_s = _CLOCK.monotonic_s()
     done = repairing.repair(
         directory,

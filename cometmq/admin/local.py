@@ -7,7 +7,7 @@ Everything lies in one folder::
     DIR/<process>/log.txt     its output
     DIR/<process>/ready.json  what it announced when it was ready
     DIR/<process>/store/      a broker's messages; they survive `down`
-    DIR/leases/<group>.json   who writes, of broker groups with slaves
+    DIR/leases/<group>.json   the leases of broker groups with slaves
     DIR/internal-secret       what its processes prove to each other, unless another is given
 
 Processes live on when the caller ends. Ports are chosen by the machine; a process that died, or was
@@ -42,7 +42,7 @@ LEASES = "leases"
 SECRET_OPTION = "internal_secret_file"  # the one broker option that all processes get
 SECRET_FILE = "internal-secret"
 NAMESRV = "namesrv"
-BROKER = "broker"  # stands alone
+BROKER = "broker"  # a group of one member, without a lease
 MEMBER = "haslave"  # of a group with slaves: born a follower, one of them becomes the writer
 PULLHOLD = "pullhold"
 PROCESSES_MAX = 64
@@ -52,7 +52,7 @@ BROKER_OPTIONS = {
     "mapped_file_size_commit_log": str(64 * 1024 * 1024),
     "max_hash_slot_num": "100000",
     "max_index_num": "400000",
-    # The whole cluster stops at once: nobody is left to go on.
+    # The whole cluster stops at once: no member is left that could take over.
     "hand_over_at_stop": "false",
 }
 _LOG_TAIL_LINES = 15
@@ -97,7 +97,7 @@ class Shape:
 
     namesrvs: int = 1
     brokers: int = 2  # broker groups
-    slaves: int = 0  # of each broker group; without any its broker stands alone
+    slaves: int = 0  # of each broker group; 0: its broker has no followers
     pullholds: int = 0
 
 
@@ -115,7 +115,7 @@ class LocalCluster:
 
     @property
     def brokers(self) -> tuple[LocalProcess, ...]:
-        """Members of broker groups: those that stand alone, writers, slaves."""
+        """Members of broker groups: brokers without followers, writers, slaves."""
         return tuple(process for process in self.processes if process.broker_group)
 
     @property
@@ -157,16 +157,16 @@ async def up(
 ) -> LocalCluster:
     """Start a local cluster, or what of it does not run; returns when every process is ready.
 
-    ``broker_count`` broker groups, each with ``slave_count`` slaves; without slaves its broker
-    stands alone. ``options`` are broker options (``{"flush_disk_type": "SYNC_FLUSH"}``) that go
+    ``broker_count`` broker groups, each with ``slave_count`` slaves; without slaves a broker has
+    no lease. ``options`` are broker options (``{"flush_disk_type": "SYNC_FLUSH"}``) that go
     before BROKER_OPTIONS and the brokers' own defaults. What is not given is as it was when the
     folder's cluster was started; in a folder without one it is as :class:`Shape` has it. With
     ``own_secret`` a cluster that is to have no other, and does not run yet, is given one.
 
     Raises ClusterRunning when what is given contradicts a cluster that runs in the folder,
     ShapeConflict when messages that lie in the folder would have no broker, ProcessFailed with the
-    end of its log when a process dies or is not ready in time; then nothing that this call started
-    goes on.
+    end of its log when a process dies or is not ready in time; then every process that this call
+    started is stopped.
     """
     before = known(directory) or LocalCluster(_resolved(directory), ())
     wished = {
@@ -316,7 +316,7 @@ def _names(shape: Shape) -> dict[str, str]:
 
 
 def _waves(names: Mapping[str, str]) -> Iterator[list[str]]:
-    """Who is started together: each wave wants to know the addresses of those before. The first
+    """Processes that are started together: a wave needs the addresses of those before. The first
     members of the broker groups come before the slaves, so that they become the writers.
     """
 
@@ -388,7 +388,7 @@ def _start(
 
 
 def _command(cluster: LocalCluster, name: str, kind: str, before: LocalProcess | None) -> list[str]:
-    """The command line of a process. -P: a folder `services` where the user stands is not ours."""
+    """The command line of a process. -P ignores a folder `services` in the working directory."""
     folder = cluster.directory / name
     # Those that live look for it there; where none does another port will do as well.
     port = _port if any(process.alive for process in cluster.processes) else _free_port
@@ -427,7 +427,7 @@ def _port(address: str) -> str:
 
 
 def _free_port(address: str) -> str:
-    """The port it had, unless somebody else has it now."""
+    """The port it had, unless another process has it now."""
     port = _port(address)
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

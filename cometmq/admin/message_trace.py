@@ -56,7 +56,7 @@ async def trace_message(
     connection: Connection, name: str, topic: str = "", trace_topic: str = trace.TRACE_TOPIC
 ) -> list[TraceEventView]:
     """The events of the message with a message id, or with a unique id; of the latter the topic is
-    needed where no trace tells it. MessageNotFound, MessageIdInvalid.
+    needed where no trace record has it. MessageNotFound, MessageIdInvalid.
     """
     message: MessageView | None = None
     with suppress(MessageIdInvalid, MessageNotFound):
@@ -114,7 +114,7 @@ async def _records(
 async def _stored(
     connection: Connection, topic: str, name: str, *, by_key: bool = False
 ) -> list[MessageView]:
-    """Oldest first; none where nobody has the topic, or a key index."""
+    """Oldest first; none where no broker group has the topic, or a key index."""
     key, unique_id = (name, None) if by_key else (None, name)
     try:
         found = await query_messages(
@@ -361,7 +361,7 @@ async def _progress(connection: Connection, stored: Sequence[MessageView]) -> li
 async def _progress_of(
     connection: Connection, message: MessageView, member: namesrv_pb2.Member, group: str
 ) -> list[TraceEventView]:
-    """Of one group; nothing where it has committed no offset."""
+    """Whether one group is past the message; nothing if it has committed no offset."""
     queue = common_pb2.QueueRef(topic=message.topic, queue_id=message.queue_id)
     request = broker_pb2.QueryOffsetsRequest(group=group, queues=[queue])
     answer = await call(member.address, connection.broker(member).QueryOffsets, request)

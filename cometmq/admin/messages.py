@@ -1,4 +1,4 @@
-"""Operations on single messages: send one, look one up. Reading many is :mod:`.reading`."""
+"""Operations on single messages: send one, look one up. :mod:`.topic_reader` reads many."""
 
 from __future__ import annotations
 

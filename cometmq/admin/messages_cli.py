@@ -163,8 +163,8 @@ async def message_trace_(
 ) -> list[TraceEventView]:
     """Show what became of a message.
 
-    ID is a message id or a unique id. Times are of the process that saw it. Without trace records
-    this tells what brokers have stored, and which groups are past the message.
+    ID is a message id or a unique id. Times are of the process that recorded it. Without trace
+    records it shows what brokers have stored, and which groups are past the message.
 
     mqadmin: queryMsgTraceById.
     """

@@ -280,7 +280,7 @@ async def list_topics(connection: Connection, *, system: bool = False) -> list[T
 
 
 async def topic_route(connection: Connection, name: str) -> list[RouteView]:
-    """The route of a topic as the name server tells it to clients."""
+    """The route of a topic, as the name server sends it to clients."""
     route = await connection.route(name)
     return [_route_view(group) for group in route.groups]
 
@@ -329,7 +329,7 @@ async def topic_status(connection: Connection, name: str) -> list[QueueView]:
 
 
 async def list_groups(connection: Connection, *, idle_ms: int = 0) -> list[GroupView]:
-    """All consumer groups and where they are known; those only that nobody has used for so long."""
+    """Consumer groups and their broker groups; only those that are unused for ``idle_ms``."""
     request = broker_pb2.ListGroupsRequest()
     answers = await each(
         await connection.writers(),
@@ -428,7 +428,11 @@ def _message_model(member: broker_pb2.GroupMember) -> str:
 def _member_view(member: broker_pb2.GroupMember) -> GroupMemberView:
     return GroupMemberView(
         member.client_id,
-        {s.topic: _wanted(s.filter) for s in member.subscriptions},
+        # The tags, or the SQL92 expression; empty = every message.
+        {
+            s.topic: [s.filter.sql] if s.filter.sql else sorted(s.filter.tags)
+            for s in member.subscriptions
+        },
         _message_model(member),
         member.allocation,
         sum(len(held.queue_ids) for held in member.held),
@@ -445,7 +449,7 @@ async def group_members(connection: Connection, group: str) -> list[GroupMemberV
 async def group_progress(
     connection: Connection, group: str, *, topic: str = ""
 ) -> GroupProgressView:
-    """Who is in a consumer group and how far it has come, in one topic or in all.
+    """The members of a consumer group and its progress, in one topic or in all.
 
     GroupNotFound when no broker group knows it.
     """
@@ -456,8 +460,8 @@ async def group_progress(
         GroupNotFound(f"no broker group knows a consumer group {group}"),
     )
     # A client joins at one broker group; after a change of that it may be seen at two for a moment.
-    told = [m for answer in answers.values() for m in answer.members]
-    members = {m.client_id: m for m in sorted(told, key=lambda m: not m.is_away)}
+    listed = [m for answer in answers.values() for m in answer.members]
+    members = {m.client_id: m for m in sorted(listed, key=lambda m: not m.is_away)}
     rows = [
         _progress_view(broker_group, row)
         for broker_group, answer in answers.items()
@@ -485,8 +489,3 @@ def _progress_view(broker_group: str, row: broker_pb2.GroupProgress) -> QueuePro
         # What retention has removed cannot be waited for any more.
         lag_count=row.max_offset - max(committed.offset, row.min_offset) if committed else None,
     )
-
-
-def _wanted(wanted: common_pb2.Filter) -> list[str]:
-    """The tags, or the SQL92 expression; empty = every message."""
-    return [wanted.sql] if wanted.sql else sorted(wanted.tags)

@@ -29,7 +29,8 @@ class ProcessId:
 
     def alive(self) -> bool:
         """True while it runs; a zombie does not."""
-        _reap(self.pid)
+        with suppress(ChildProcessError):  # the process was started by another one
+            os.waitpid(self.pid, os.WNOHANG)
         fields = _stat(self.pid)
         if fields is None or fields[_STATE] in "ZX":
             return False
@@ -90,9 +91,3 @@ def _stat(pid: int) -> list[str] | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     return text.rpartition(")")[2].split()
-
-
-def _reap(pid: int) -> None:
-    """Let go of a dead child; nothing to do for a process that another one started."""
-    with suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)

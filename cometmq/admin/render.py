@@ -94,7 +94,7 @@ def show_error(error: CometError, form: str) -> None:
 
 
 def show_warning(text: str, form: str) -> None:
-    """Print to standard error what speaks against taking a result for good."""
+    """Print to standard error why a result may be incomplete or wrong."""
     line = json.dumps({"warning": text}, ensure_ascii=False) if form == JSON else f"warning: {text}"
     print(_printable(line), file=sys.stderr)
 
@@ -226,7 +226,7 @@ def _print_stacks(calls: Sequence[views.ClientCallView], role: str) -> None:
         age = _seconds(call.age_ms)
         since = f"received {age} ago" if role == "simple" else f"runs for {age}{late}"
         print(f"\n{_printable(where)}{messages}: {since}")
-        print(_printable(call.stack) if call.stack else "  (its stack cannot be told)")
+        print(_printable(call.stack) if call.stack else "  (its stack is not known)")
 
 
 def _show_listener_result(view: views.ListenerResultView) -> None:
@@ -433,7 +433,7 @@ _QUEUE: tuple[Column, ...] = (
 
 
 def _lock(queue: views.ClientQueueView) -> str:
-    """Of a queue in order: the lock's number, and whether it holds."""
+    """The lock of a queue that is read in order: its number, and whether it is lost."""
     if queue.lock_number is None:
         return ""
     return str(queue.lock_number) if queue.is_locked else f"{queue.lock_number} (lost)"
@@ -444,7 +444,7 @@ def _numbers(values: list[int] | None) -> str | None:
 
 
 def _in_sync(group: views.GroupStatusView) -> str | None:
-    """Who is, and how many must be where one is not enough."""
+    """The members in sync, and how many must be where one is not enough."""
     floor = f" (min {group.min_in_sync})" if (group.min_in_sync or 1) > 1 else ""
     return None if group.in_sync is None else f"{_numbers(group.in_sync)}{floor}"
 

@@ -37,6 +37,14 @@ def _index_sizes(hash_slots: int | None, index_entries: int | None) -> Sizes | N
     return Sizes(hash_slots or Sizes().hash_slots, index_entries or Sizes().entries)
 
 
+def _queue(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, int] | None:
+    """The ``--units`` option."""
+    topic, _slash, number = (value or "").rpartition("/")
+    if value is not None and not (topic and number.isdecimal()):
+        raise click.UsageError(f"--units {value!r} is not TOPIC/QUEUE")
+    return (topic, int(number)) if value is not None else None
+
+
 @click.group("store", cls=Group)
 def store_group() -> None:
     """A store's folder, without a broker: look, verify, repair."""
@@ -46,10 +54,13 @@ def store_group() -> None:
 @directory_argument
 @click.option("--scan", is_flag=True, help="Read and count every record.")
 @click.option("--records", is_flag=True, help="List records of the log instead.")
-@click.option("--units", metavar="TOPIC/QUEUE", help="List units of this queue instead.")
+@click.option(
+    "--units", "queue", metavar="TOPIC/QUEUE", callback=_queue,
+    help="List units of this queue instead.",
+)  # fmt: skip
 @click.option("--files", is_flag=True, help="List the log's files instead.")
 @click.option(
-    "--at", metavar="LOG_OFFSET", type=click.IntRange(0), help="Tell what stands there instead."
+    "--at", metavar="LOG_OFFSET", type=click.IntRange(0), help="Show what lies there instead."
 )
 @click.option("--from", "start", type=click.IntRange(0), help="First log or queue offset to list.")
 @click.option("--count", type=click.IntRange(1), default=100, show_default=True, help="Rows.")
@@ -58,7 +69,7 @@ def store_dump(
     directory: Path,
     scan: bool,
     records: bool,
-    units: str | None,
+    queue: tuple[str, int] | None,
     files: bool,
     at: int | None,
     start: int | None,
@@ -70,7 +81,7 @@ def store_dump(
     DIRECTORY is a broker's store_path. The command only reads, also beside a running broker.
     """
     found: StoreView | list[RecordView] | list[UnitView] | list[LogFileView] | PlaceView
-    if scan + records + files + (units is not None) + (at is not None) > 1:
+    if scan + records + files + (queue is not None) + (at is not None) > 1:
         raise click.UsageError("--scan, --records, --units, --files and --at exclude each other")
     if records:
         found = inspection.records(directory, start=start, count=count)
@@ -78,11 +89,8 @@ def store_dump(
         found = inspection.files(directory)
     elif at is not None:
         found = inspection.place(directory, at)
-    elif units is not None:
-        topic, _, number = units.rpartition("/")
-        if not topic or not number.isdecimal():
-            raise click.UsageError(f"--units {units!r} is not TOPIC/QUEUE")
-        found = inspection.units(directory, topic, int(number), start=start or 0, count=count)
+    elif queue is not None:
+        found = inspection.units(directory, *queue, start=start or 0, count=count)
     else:
         found = inspection.store(directory, scan=scan)
     render.show(found, output)

@@ -29,7 +29,7 @@ def lay_out(
 
 
 def _widths(rows: Sequence[Row], room: int | None) -> list[int] | None:
-    """Of the columns; None when they do not fit, however they are wrapped."""
+    """The widths of the columns; None when they do not fit, however they are wrapped."""
     columns = list(zip(*rows, strict=True))
     wanted = [max(map(cell_len, column)) for column in columns]
     if room is None:

@@ -18,7 +18,7 @@ PULL_COUNT_MAX = 32
 
 @dataclass(slots=True)
 class _Cursor:
-    """Where the reading of one queue stands."""
+    """A queue and the position from which the reader pulls next."""
 
     member: namesrv_pb2.Member
     queue: common_pb2.QueueRef

@@ -1,4 +1,4 @@
-"""Changes of topics that are there: settings, order, fewer queues; and who would read what."""
+"""Changes of existing topics: settings, order, fewer queues; a preview of queue allocation."""
 
 from __future__ import annotations
 
@@ -78,15 +78,16 @@ async def shrink_topic(
     shrink: Shrink,
     *,
     timeout_s: float | None = None,
-    tell: Callable[[list[ShrunkTopicView]], None] = lambda _views: None,
+    on_wait: Callable[[list[ShrunkTopicView]], None] = lambda _views: None,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> list[ShrunkTopicView]:
-    """Take queues away from a topic without losing a message: first nobody writes them any more,
-    then every consumer group comes to their ends, then nobody reads them any more.
+    """Take queues away from a topic without losing a message: producers stop writing them, every
+    consumer group reads them to their ends, then consumers stop reading them.
 
-    Returns when that is done, or after ``timeout_s`` with what it waits for in ``waiting``; another
-    call goes on. ``tell`` gets what it waits for, each time it has looked. InvalidRequest when the
-    topic has fewer queues. Members of a broadcasting group with offsets of their own are not seen.
+    Returns when that is done, or after ``timeout_s`` with the groups that are behind in
+    ``waiting``; another call continues. ``on_wait`` gets the same views after each look.
+    InvalidRequest when the topic has fewer queues. Members of a broadcasting group keep their
+    offsets themselves, so their lag is not seen.
     """
     there = await _described(connection, shrink.topic, shrink.broker_groups)
     for group, described in there.items():
@@ -111,7 +112,7 @@ async def shrink_topic(
         # A group that begins to consume meanwhile is found when all others have come to the ends.
         behind = waiting or None
         if waiting:
-            tell(views)
+            on_wait(views)
             if ends_s is not None and loop.time() >= ends_s:
                 return views
             await sleep(LOOK_AGAIN_S)
@@ -126,7 +127,7 @@ async def shrink_topic(
 async def _lower_order(
     connection: Connection, shrink: Shrink, there: Mapping[str, broker_pb2.DescribeTopicResponse]
 ) -> None:
-    """Of an ordered topic: its keys go to the queues that stay before the others are closed."""
+    """Send the keys of an ordered topic to the queues that stay, before the others are closed."""
     before = await topic_order.known(connection, shrink.topic)
     after = [
         OrderedQueues(group, min(count, shrink.queue_count) if group in there else count)
@@ -190,7 +191,7 @@ async def _lags(
     return lags
 
 
-# --- who would read what ------------------------------------------------------------------------
+# --- preview of queue allocation ----------------------------------------------------------------
 
 
 async def allocate_queues(

@@ -219,23 +219,23 @@ def _add_shrink(group: click.Group) -> None:
         """Take queues away from topic NAME without losing a message.
 
         First producers stop writing them, then it waits until every consumer group has come to
-        their ends, then consumers stop reading them. It may be interrupted, and goes on when it is
+        their ends, then consumers stop reading them. After an interruption it continues when it is
         called again. Ends with status 3 when --timeout is over first, and names the groups.
 
         mqadmin: updateTopic, first with -w, then with -r.
         """
-        told: list[ShrunkTopicView] = []
+        shown: list[ShrunkTopicView] = []
 
-        def tell(views: list[ShrunkTopicView]) -> None:
+        def show(views: list[ShrunkTopicView]) -> None:
             is_table = click.get_current_context().params["output"] == TABLE
-            if is_table and views != told:
-                told[:] = views
+            if is_table and views != shown:
+                shown[:] = views
                 for view in views:
                     for waiting, count in view.waiting.items():
                         click.echo(f"{view.broker_group}: {waiting} has {count} left", err=True)
 
         shrink = topics.Shrink(name, queues, broker_groups)
-        return await topics.shrink_topic(connection, shrink, timeout_s=timeout_s, tell=tell)
+        return await topics.shrink_topic(connection, shrink, timeout_s=timeout_s, on_wait=show)
 
 
 def _add_allocate(group: click.Group) -> None:

@@ -94,7 +94,7 @@ def _given_up_view(message: MessageView) -> HalfView:
 
 
 def _of_message(message: MessageView | None) -> dict[str, Any]:
-    """What a view has of the message; a damaged one tells nothing."""
+    """The fields of a view that come from the message; None: the message is damaged."""
     if message is None:
         none: dict[str, Any] = {"topic": "", "queue_id": 0, "unique_id": "", "keys": []}
         return {**none, "store_time_ms": 0, "body_bytes": 0, "body": ""}
@@ -137,7 +137,7 @@ async def resume(connection: Connection, places: Sequence[Place]) -> HalvesChang
         address = member.internal_address
         try:
             return (await call(address, method, request, deadline_s=CHANGE_DEADLINE_S)).results
-        except TopicNotFound as error:  # nobody is to create their topic
+        except TopicNotFound as error:  # its advice, to create the topic, does not apply here
             raise TransactionNotFound(error.message) from None
 
     return await _each(connection, places, ask)

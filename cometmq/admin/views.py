@@ -1,7 +1,7 @@
 """What the operations answer: frozen rows, ready to be shown as a table or written as JSON.
 
 The field names are the keys of ``--output json`` and a promise: docs/cli.md lists them, and a test
-compares. Units stand in the names; times are milliseconds since 1970-01-01 UTC, 0 = never.
+compares. Units are in the names; times are milliseconds since 1970-01-01 UTC, 0 = never.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class MemberView:
     topic_count: int
     last_heard_ms: int
     reachable: bool
-    error: str | None = None  # by its name, with which it refuses to tell more
+    error: str | None = None  # name of the error with which it refuses to answer
     version: str | None = None
     store_id: str | None = None
     started_ms: int | None = None
@@ -45,7 +45,7 @@ class BrokerMemberView:
     epoch: int
     address: str
     reachable: bool
-    error: str | None  # by its name, with which it refuses to tell more
+    error: str | None  # name of the error with which it refuses to answer
     log_min_offset: int | None
     log_appended_offset: int | None
     log_flushed_offset: int | None
@@ -55,7 +55,7 @@ class BrokerMemberView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStatusView:
-    """A broker group at a glance. What nobody who answers knows is None."""
+    """A broker group at a glance. What no member that answers knows is None."""
 
     broker_group: str
     status: str  # ok, degraded, refusing, waiting or no writer
@@ -247,12 +247,12 @@ class QueueTimeView:
     queue_id: int
     generation: int
     offset: int
-    store_time_ms: int  # of the message there; 0: none stands there
+    store_time_ms: int  # of the message there; 0: there is none
 
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """A consumer group. What broker groups of an older release do not tell is None."""
+    """A consumer group. Fields that broker groups of an older release do not send are None."""
 
     group: str
     broker_groups: list[str]  # where it is known
@@ -305,8 +305,8 @@ class GroupMemberView:
     # Topic → tags, or one SQL92 expression; none = every message.
     subscriptions: dict[str, list[str]]
     message_model: str  # "clustering", "broadcasting", or "pop": it receives
-    allocation: str  # how it divides the queues; empty: it does not tell
-    held_queue_count: int  # queues that it reads, or is about to; 0: none, or it does not tell
+    allocation: str  # how it divides the queues; empty: it sends none
+    held_queue_count: int  # queues that it reads, or is about to; 0: none, or not sent
     session_ms: int = 0  # how long it stays a member when it has gone; 0: it is no static member
     is_away: bool = False  # it has gone, and is a member still
 
@@ -322,7 +322,7 @@ class ClientView:
     group: str  # of a member
     client_id: str  # of a member
     address: str  # host:port
-    language: str  # empty: it does not tell
+    language: str  # empty: not known
     version: str  # program or library, and its version
     since_ms: int  # when the stream was opened
     is_away: bool  # a static member without a stream
@@ -415,7 +415,7 @@ class ClientDescriptionView:
     address: str  # host:port
     agent: str
     since_ms: int  # when the stream was opened
-    role: str  # push, push_orderly, push_pop, pull, simple, producer; empty: it does not tell
+    role: str  # push, push_orderly, push_pop, pull, simple, producer; empty: not known
     version: str
     language: str
     start_time_ms: int  # by its clock
@@ -424,7 +424,7 @@ class ClientDescriptionView:
     is_suspended: bool
     subscriptions: list[ClientTopicView]
     queues: list[ClientQueueView]
-    queue_count: int  # queues that it reads; more than are told, maybe
+    queue_count: int  # queues that it reads; may be more than ``queues`` lists
     leases: list[ClientLeasesView]
     sending: list[ClientSendingView]
     rates: list[ClientRatesView]
@@ -474,7 +474,7 @@ class QueueProgressView:
 
 @dataclass(frozen=True, slots=True)
 class GroupProgressView:
-    """A consumer group: who consumes, and how far."""
+    """A consumer group: its members, and its progress in each queue."""
 
     group: str
     members: list[GroupMemberView]
@@ -560,12 +560,12 @@ class MessageView:
 class TraceEventView:
     """Something that happened to a message."""
 
-    time_ms: int | None  # of the process that saw it; None: it is not known when
+    time_ms: int | None  # by the clock of the process that recorded it; None: not known
     event: str
     message_id: str  # the unique id, where it has one
     topic: str = ""
     group: str = ""  # of consumers, or of producers of a transaction
-    client: str = ""  # address, where a trace tells it
+    client: str = ""  # address, if a trace record has it
     result: str = ""
     cost_ms: int | None = None
     detail: str = ""

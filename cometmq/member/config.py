@@ -585,7 +585,7 @@ class MemberConfig(ServiceConfig):
         default=(),
         metadata=about(
             "All members of the group, id@host:internal_port;... They ask each other "
-            "before they go on after a lost lease, or after all machines failed. None: an"
+            "before they continue after a lost lease, or after all machines failed. None: an"
             " operator decides."
         ),
     )
@@ -640,7 +640,7 @@ class MemberConfig(ServiceConfig):
     async_promote_silence_max: float = field(
         default=5.0,
         metadata=about(
-            "How long ago the writer may have heard from such a follower.", unit="s", minimum=0.1
+            "How long such a follower may have been silent to the writer.", unit="s", minimum=0.1
         ),
     )
     copy_bytes_per_s: int = field(
@@ -701,14 +701,14 @@ class MemberConfig(ServiceConfig):
         """What a lease and the members by name make possible, and what they do not."""
         if self.min_in_sync_replicas > 1 and not self.lease:
             raise ConfigInvalid(
-                "option min_in_sync_replicas: without the option lease this member stands alone; "
+                "option min_in_sync_replicas: without the option lease there are no followers; "
                 "set lease, or leave it at 1"
             )
         if not self.peers:
             return
         if not self.lease and len(self.peers) > 1:
             raise ConfigInvalid(
-                "option peers: without the option lease this member stands alone; set lease, or "
+                "option peers: without the option lease there are no followers; set lease, or "
                 "leave the others out"
             )
         if self.min_in_sync_replicas > len(self.peers):
@@ -768,7 +768,7 @@ class MemberConfig(ServiceConfig):
                 raise ConfigInvalid(f"option peers: {peer!r} is not id@host:port, each id once")
             parse_addresses((address,))
             if address in found.values():
-                raise ConfigInvalid(f"option peers: {address} stands there for two members")
+                raise ConfigInvalid(f"option peers: two members have the address {address}")
             found[int(number)] = address
         return found
 
@@ -794,7 +794,7 @@ class MemberConfig(ServiceConfig):
 
 
 def _check_broker_group(name: str) -> None:
-    # It stands in message ids before a slash.
+    # Message ids have it before a slash.
     if not BROKER_GROUP_NAME.fullmatch(name):
         raise ConfigInvalid(
             f"option broker_group: {name[:200]!r} is not a name of at most "

@@ -63,7 +63,7 @@ class MemberContext:
 
 
 class MemberCore:
-    """The open store, and who looks after it. ``copy``: the store is a follower's.
+    """The open store, and the parts that serve it. ``copy``: the store is a follower's.
     ``write_snapshot`` appends a snapshot of the state; a follower has none to write.
     """
 

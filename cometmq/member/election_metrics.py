@@ -1,7 +1,7 @@
 """How often this member came to lead, and how long its group had no writer then: metrics.
 
-Counts go on through changes of role, which replace the process (:mod:`cometmq.reexec`); a process
-that is started begins at 0.
+Counts survive changes of role, which replace the process (:mod:`cometmq.reexec`). A started process
+begins at 0.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Elections:
     def ready(self, now_s: float) -> None:
         """The writer serves from now on, a time of CLOCK_BOOTTIME."""
         before = self._before
-        if before is None:  # it stands alone, or nobody knows since when
+        if before is None:  # it has no lease, or the time of the loss is not known
             return
         if before.changed_s:
             self._failover_s.labels("lease_taken").set(now_s - before.changed_s[-1])

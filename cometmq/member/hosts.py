@@ -1,4 +1,4 @@
-"""Addresses as records and ids carry them: who the broker is, who the producer is."""
+"""Addresses as records and ids carry them: the broker's and the producer's."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Where a group's lease is, by the option ``lease``. Options are read before what takes time to
-import: who talks to Kubernetes is in :mod:`cometmq.member.lease.stores`.
+"""Where a group's lease is, by the option ``lease``. Options are read before modules that take time
+to import: the client of Kubernetes is in :mod:`cometmq.member.lease.stores`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class KubernetesPlace(NamedTuple):
 
 
 def place_of(url: str) -> Path | KubernetesPlace:
-    """Of ``file:///path/of/lease.json`` or ``kubernetes://namespace/name``. ConfigInvalid."""
+    """Parse ``file:///path/of/lease.json`` or ``kubernetes://namespace/name``. ConfigInvalid."""
     parts = urlsplit(url)
     path, name = unquote(parts.path), parts.path.strip("/")
     if parts.scheme == "file" and not parts.netloc and name:

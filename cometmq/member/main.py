@@ -65,7 +65,7 @@ def with_ports(config: MemberConfig, ports: Mapping[str, int]) -> MemberConfig:
 
 
 async def bound(config: MemberConfig, *, rebinding: bool) -> Ports:
-    """Ports that listen. One that was ours a moment ago may be somebody's outgoing connection's for
+    """Ports that listen. One that was ours a moment ago may be used by an outgoing connection for
     another.
     """
     for _ in range(BIND_TRIES_MAX if rebinding else 0):

@@ -1,4 +1,4 @@
-"""What a member tells Prometheus, under RocketMQ 5's names where it has one.
+"""Metrics of a member, under RocketMQ 5's names where it has one.
 
 Counters are counted per batch, never per message. What can be read off at scrape time is read then,
 by :class:`MemberCollector`; it runs in the scraper's thread and only reads.
@@ -45,7 +45,7 @@ _BUCKETS_S = (
     1.0,
     5.0,
 )
-# Followers too, as in RocketMQ: a series goes on through changes of role; `cometmq_role` tells it.
+# Followers too, as in RocketMQ: a series survives changes of role; `cometmq_role` has the role.
 _NODE_TYPE = "broker"
 # Refusals that alerts wait for: their series exist from the start, for the first one is no
 # increase of a series that was not there.
@@ -161,7 +161,7 @@ class MemberMetrics:
         self._replies = counter(
             "cometmq_replies",
             "Replies to requests: handed out as they came (pushed) or when their requester came "
-            "back (found), for nobody here (unclaimed), too late for their requester (late).",
+            "back (found), for no requester here (unclaimed), too late for their requester (late).",
             ["outcome"],
         )
         self._append_s = seconds(
@@ -180,7 +180,7 @@ class MemberMetrics:
         )
         self._pop_delivered = counter(
             "cometmq_pop_delivered_messages",
-            "Messages that members of groups received, also those that came again.",
+            "Messages that members of groups received, redelivered ones included.",
             sent_back,
         )
         self._pop_delivered_again = counter(
@@ -282,7 +282,7 @@ class MemberMetrics:
         self._late.inc()
 
     def known(self, count: int) -> None:
-        """So many messages of a batch that came again were stored already."""
+        """``count`` messages of a batch that was sent again were stored already."""
         self._known.inc(count)
 
     def sender_forgotten(self) -> None:
@@ -290,7 +290,7 @@ class MemberMetrics:
         self._forgotten.inc()
 
     def replies(self, outcome: str, count: int) -> None:
-        """So many replies met this fate: pushed, found, unclaimed or late."""
+        """``count`` replies had this outcome: pushed, found, unclaimed or late."""
         if count:
             self._replies.labels(outcome).inc(count)
 
@@ -310,7 +310,7 @@ class MemberMetrics:
             self._delivery.answered(first_store_time_ms(records))
 
     def sent_back(self, topic: str, group: str) -> None:
-        """A message of ``topic`` was sent back and comes again."""
+        """A message of ``topic`` was sent back and will be redelivered."""
         self._given_back.add((topic, group))
         self._sent_back.labels(*self.node, topic, group).inc()
 
@@ -340,20 +340,20 @@ class MemberMetrics:
         self._pop_lost.labels(*self.node, topic, group).inc()
 
     def offsets_reset(self, topic: str, group: str, queue_count: int) -> None:
-        """An operator has let a group go on elsewhere in queues of a topic."""
+        """An operator has reset the offsets of a group in queues of a topic."""
         self._given_back.add((topic, group))
         self._resets.labels(*self.node, topic, group).inc(queue_count)
 
     def transactions_ended(
         self, topic: str, count: int, age_s: float, *, is_committed: bool
     ) -> None:
-        """So many half messages of ``topic`` have ended at this age."""
+        """``count`` half messages of ``topic`` have ended at this age."""
         ended = self._committed if is_committed else self._rolled_back
         ended.labels(*self.node, topic).inc(count)
         self._finish_s.observe(age_s, count)
 
     def halves_given_up(self, count: int) -> None:
-        """So many half messages were given up."""
+        """``count`` half messages were given up."""
         self._given_up.inc(count)
 
     def _forget_given_back(self, place: int, name: str) -> None:
@@ -474,7 +474,7 @@ class StoreCollector(Collector):
         yield "cometmq_index_entries", "Keys in the key index.", index.entry_count
         yield (
             "cometmq_index_stalled",
-            "1 while the key index stands still, for want of room or because the log is damaged.",
+            "1 while the key index does not grow, for want of room or because the log is damaged.",
             bool(index.stalled),
         )
         yield "cometmq_log_min_offset", "Lowest log offset kept.", store.min_offset

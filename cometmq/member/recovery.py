@@ -1,4 +1,4 @@
-"""What a member tells while its store is being recovered: a log line every few seconds, and
+"""Progress of a member whose store is being recovered: a log line every few seconds, and
 gauges. The metrics port is open by then; the health name ``started`` is still NOT_SERVING.
 """
 
@@ -23,7 +23,7 @@ class RecoveryStopped(Exception):
 
 
 class RecoveryGauges:
-    """They are there from the process's start."""
+    """Metrics of a recovery, there from the start of the process."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         gauge = partial(Gauge, registry=registry)
@@ -48,7 +48,7 @@ class RecoveryProgress:
         self._gauges = gauges
         self._clock = clock
         self._stopping = stopping
-        self._told_s = clock.monotonic_s()
+        self._logged_s = clock.monotonic_s()
 
     def __call__(self, done_bytes: int, total_bytes: int) -> None:
         if self._stopping():
@@ -56,8 +56,8 @@ class RecoveryProgress:
         self._gauges.read_bytes.set(done_bytes)
         self._gauges.total_bytes.set(total_bytes)
         now_s = self._clock.monotonic_s()
-        if now_s - self._told_s >= INTERVAL_S:
-            self._told_s = now_s
+        if now_s - self._logged_s >= INTERVAL_S:
+            self._logged_s = now_s
             percent = 100 * done_bytes // max(total_bytes, 1)
             log.info(
                 "recovering", extra=fields(read=done_bytes, total=total_bytes, percent=percent)

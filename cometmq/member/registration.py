@@ -16,11 +16,11 @@ UNREGISTER_DEADLINE_S = 3.0
 
 
 class Registrar(registrar.Registrar):
-    """Keeps a member registered. ``describe()`` gives the registration as it stands now; None:
-    there is nothing to tell yet.
+    """Keeps a member registered. ``describe()`` gives the registration as it is now; None:
+    there is nothing to register yet.
 
-    A name server may know a newer epoch: ``overtaken`` hears it, and the registration is tried
-    again. A follower hears of the newer writer in a moment.
+    A name server may know a newer epoch: ``overtaken`` gets the error, and the registration is
+    tried again. A follower learns of the newer writer in a moment.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Registrar(registrar.Registrar):
             )
             await stub.UnregisterMember(request, timeout=UNREGISTER_DEADLINE_S)
 
-        async def stands(stub: namesrv_pb2_grpc.NameServiceAsyncStub) -> None:
+        async def watch(stub: namesrv_pb2_grpc.NameServiceAsyncStub) -> None:
             registration = describe()
             if registration is None:
                 await asyncio.Event().wait()
@@ -69,5 +69,5 @@ class Registrar(registrar.Registrar):
                     return
 
         super().__init__(
-            addresses, register, unregister, stands, period_s, secret=secret, overtaken=overtaken
+            addresses, register, unregister, watch, period_s, secret=secret, overtaken=overtaken
         )

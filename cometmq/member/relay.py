@@ -1,5 +1,5 @@
-"""The only way on which a writer appends messages that no client sent: records made from stored
-ones. It goes on while sends are refused for lack of room: consumers have to come to their end.
+"""The only way in which a writer appends messages that no client sent: records made from stored
+ones. It appends also while sends are refused for lack of room: consumers have to finish their work.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What retention tells Prometheus: how full it is, what has gone. Read off at each scrape, as of
+"""Metrics of retention: how full the disk is, what was removed. Read off at each scrape, as of
 retention's last look.
 """
 

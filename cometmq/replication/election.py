@@ -1,10 +1,10 @@
 """A follower's view of the lease: may it lead? Events in, decisions out, time passed in.
 
-Sync safety needs no clock: a member in sync has everything that was acknowledged, so whichever of
+Safety needs no clock: a member in sync has everything that was acknowledged, so whichever of
 them takes the lease loses nothing, and compare-and-swap decides between them. Time keeps a writer
 that lives from being deposed: a member takes the lease of another only when it has watched it for a
-whole duration without a change, and when its own word not to stand has run out. Who may take which
-lease, row by row: docs/format/replication.md, section 4.
+whole duration without a change, and when its own promise not to take it has run out.
+docs/format/replication.md, section 4, lists which member may take which lease.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cometmq.replication.epoch_history import Epoch, merged_branches
 from cometmq.replication.lease import LeaseRecord, Reason, ReplicaId, replica_ids
 from cometmq.replication.watermarks import NO_WATERMARKS, HighWatermarks
 
-# Who has taken the lease has so many durations to open its log, before others take it for dead.
+# A member that has taken the lease has so many durations to open its log.
 OPENING_DURATIONS = 3
 # A member that is electable without being in sync leaves those in sync so much of a start.
 LAGGARD_WAIT_S = 1.0
@@ -33,7 +33,7 @@ class ReplicaStatus:
     epoch: int  # the highest that its store knows; 0 = it never had a writer
     log_end: int
     former_store_id: str = ""  # of the store before it lost its end; empty: it lost nothing
-    promised_until_s: float = 0.0  # it does not stand before
+    promised_until_s: float = 0.0  # it does not take the lease before
     peers: frozenset[int] | None = None  # the group's other members; None: that is not configured
     forced: bool = False  # an operator wants it to lead, whatever may be lost
     epochs: tuple[Epoch, ...] = ()  # of its log
@@ -83,7 +83,7 @@ class Lead:
 @dataclass(frozen=True, slots=True)
 class Write:
     """Try to take it: write ``record`` if the version is still that which was read. When that is
-    done, lead; when nobody knows, read again.
+    done, lead; when the result is not known, read again.
     """
 
     record: LeaseRecord
@@ -96,16 +96,16 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask these members how they stand, then look again with their answers."""
+    """Ask these members for their status, then look again with their answers."""
 
     member_ids: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """It is another's. ``address`` is empty while nobody writes. ``look_again_s``: when something
-    may be ours, if nothing changes before; None: it may not. ``why``: why a lease that is not there
-    is not taken, for a person; empty where somebody else will write it.
+    """Another member has the lease, or none. ``address``: of the writer; empty: there is none.
+    ``look_again_s``: when this member might take the lease, if nothing changes before; None: never.
+    ``why``: for a person, why a missing lease is not taken; empty: another member will write it.
     """
 
     address: str
@@ -128,8 +128,8 @@ class Election:
 
     @property
     def may_promise(self) -> bool:
-        """Whether we can give our word not to stand: not while a write of ours, whose outcome we do
-        not know, may still make us the holder.
+        """Whether we can promise not to take the lease: not while a write of ours, whose outcome we
+        do not know, may still make us the holder.
         """
         return not self._attempt
 
@@ -200,7 +200,7 @@ class Election:
         return self._left_s(wait_s, me, now_s)
 
     def _left_s(self, wait_s: float, me: ReplicaStatus, now_s: float) -> float:
-        """How long until we have watched it for ``wait_s``, and our word not to stand is over."""
+        """How long until we have watched it for ``wait_s``, and our promise has run out."""
         assert self._watched is not None
         return max(self._watched[1] + wait_s, me.promised_until_s) - now_s
 
@@ -209,7 +209,8 @@ class Election:
     ) -> Step | None:
         """The lease is abandoned: is it for us?"""
         if record.released and record.holder == me.replica_id and me.log_end == record.log_end:
-            return self._write(record, me, Reason.HANDOVER)  # whom it was for has not come
+            # The member that it was released to has not taken it.
+            return self._write(record, me, Reason.HANDOVER)
         if me.replica_id in record.electable:
             return self._write(record, me, Reason.FAILOVER)
         if me.forced:
@@ -221,7 +222,7 @@ class Election:
     def _by_force(
         self, record: LeaseRecord, me: ReplicaStatus, answers: Answers | None
     ) -> Step | None:
-        """An operator wants it, who may not have reached a writer that can be asked from here."""
+        """An operator wants it. A writer that the operator did not reach may answer this member."""
         if me.peers and answers is None:
             return Ask(me.peers)
         if any(peer.writes for peer in (answers or {}).values()):
@@ -231,7 +232,7 @@ class Election:
     def _after_loss(
         self, record: LeaseRecord, me: ReplicaStatus, answers: Answers | None
     ) -> Step | None:
-        """We were in sync, and lost the end of our log: we lead only if nobody has more."""
+        """We were in sync, and lost the end of our log: we lead only if no member has more."""
         others = frozenset(replica_id.member_id for replica_id in record.in_sync) - {me.member_id}
         if others and answers is None:
             return Ask(others)
@@ -242,7 +243,7 @@ class Election:
             return None
         return self._write(record, me, Reason.UNCLEAN) if _longest(me, found) else None
 
-    # --- a lease that nobody has written, or that was lost ----------------------------------------
+    # --- a lease that was never written, or that was lost -----------------------------------------
 
     def _take_unowned(self, me: ReplicaStatus, now_s: float, answers: Answers | None) -> Step:
         # As long as a writer may still live, and write the lease again, not even by force.
@@ -256,7 +257,7 @@ class Election:
         if reason is None:
             look_again_s = None if me.peers is None else self._duration_s
             return Follow("", look_again_s, _why_not(me, found))
-        # Those who answer tell of epochs that were there: none is to be used twice.
+        # The members that answer know epochs that existed: none is to be used twice.
         return self._write(None, me, reason, max((peer.epoch for peer in found), default=0))
 
     def _reason_unowned(self, me: ReplicaStatus, found: list[Peer]) -> Reason | None:
@@ -266,7 +267,7 @@ class Election:
         if me.forced:
             return Reason.FORCED
         if me.peers is not None and not me.peers <= {peer.member_id for peer in found}:
-            return None  # who is silent may have more
+            return None  # a member that is silent may have more
         last_epoch = 0 if self._last is None else self._last.epoch
         if not any((me.epoch, last_epoch, *(peer.epoch for peer in found))):
             return Reason.FIRST
@@ -294,7 +295,9 @@ def _why_not(me: ReplicaStatus, found: list[Peer]) -> str:
 
 
 def _longest(me: ReplicaStatus, peers: Iterable[Peer]) -> bool:
-    """Nobody has a newer writer's bytes, or more of them. Of equals, who may lead, one gets it."""
+    """No peer has a newer writer's bytes, or more of them. If some have as much, each may try:
+    one of them gets the lease.
+    """
     return all((me.epoch, me.log_end) >= (peer.epoch, peer.log_end) for peer in peers)
 
 
@@ -310,7 +313,7 @@ def _taken(
     in_sync = {me.replica_id}
     if before is not None and not reason.alone:
         # A member in sync still has all that was acknowledged. Not so the old writer: it may
-        # have more, but nobody wants to wait for it. It comes back as any follower does.
+        # have more, but no send is to wait for it. It comes back as any follower does.
         gone = (me.member_id, before.holder_id)
         in_sync.update(
             replica_id for replica_id in before.in_sync if replica_id.member_id not in gone
@@ -336,7 +339,7 @@ def _taken(
 
 
 def _shown(before: LeaseRecord | None, me: ReplicaStatus, reason: Reason) -> HighWatermarks:
-    """By which marks consumers have seen what is in our log, as far as is known."""
+    """The marks by which consumers have seen messages of our log, as far as is known."""
     if before is None or reason is Reason.FORCED:
         return me.shown  # the lease may speak of another log than ours
     return me.shown.raised(before.shown).within(me.log_end)

@@ -1,4 +1,4 @@
-"""How the epochs of a group branch, as its lease tells: where another's log may differ from ours.
+"""How the epochs of a group branch, by its lease: where another's log may differ from ours.
 
 A new writer may not know of a writer in between whose log left ours *below* our end: our log has
 more of what came before than that writer had. What that writer gave out is fenced where the two
@@ -62,16 +62,16 @@ def merged_branches(seen: EpochBranches, own: Sequence[Epoch]) -> EpochBranches:
 
 
 def common_end(own: Sequence[Epoch], recorded: EpochBranches, settled: int) -> int:
-    """Log offset up to which every log that may have been shown to somebody, and was not fenced, is
+    """Log offset up to which every log that consumers may have seen, and that was not fenced, is
     the same as ours. ``own``: the store's epochs, the last of them just opened at the log's end.
-    ``settled``: the newest epoch that raised the generations as our log tells; it has taken all
-    that were before into account.
+    ``settled``: the newest epoch of our log that raised the generations; it has taken all that were
+    before into account.
 
     0 when that is not known: the lease keeps some of the epochs only, and we know none of them.
     """
     known = {number for number, _ in own}
     # No epoch that is newer than our log: an early release began to count generations at the time
-    # of day, which reads as an epoch that nobody has opened.
+    # of day, which reads as an epoch that no writer has opened.
     settled = min(settled, max((number for number, _ in own[:-1]), default=0))
     if len(recorded) == BRANCHES_MAX and not any(branch.epoch in known for branch in recorded):
         return 0

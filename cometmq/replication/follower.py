@@ -1,5 +1,5 @@
-"""How a follower's log is kept equal to the writer's: where they agree, what may be sent, who may
-take over. Pure: numbers in, decisions out.
+"""How a follower's log is kept equal to the writer's: where they agree, what may be sent, which
+follower may take over. Pure: numbers in, decisions out.
 
 Two logs agree up to the end of the newest epoch that both have with the same start: one incarnation
 of a writer wrote both, and it only ever appended. A log may have lost its end in a crash, so the
@@ -63,7 +63,7 @@ def owned(epochs: Iterable[Epoch], log_end: int) -> tuple[Epoch, ...]:
 
 
 def check_epochs(epochs: Sequence[Epoch]) -> None:
-    """InvalidRequest unless numbers and starts of the epochs grow, as a peer should tell them."""
+    """InvalidRequest unless numbers and starts of the epochs of a peer grow."""
     if len(epochs) > EPOCHS_MAX:
         raise InvalidRequest(f"epochs: {len(epochs)} are more than {EPOCHS_MAX}")
     before = (0, -1)
@@ -76,10 +76,10 @@ def check_epochs(epochs: Sequence[Epoch]) -> None:
 
 
 def start_of_copy(writer: LogView, follower: LogView, crc_at: Callable[[int], int | None]) -> int:
-    """Where the follower has to go on: its end if all that it has is the writer's, else where it
-    has to cut its log first, or, below or above all that it has, where its log begins again.
+    """From where the follower copies: its end if all that it has is the writer's; else where it
+    has to cut its log first; or, below or above all that it has, where its log begins again.
 
-    ``crc_at`` tells the CRC-32 of the writer's record at a log offset, None: there is none. Raises
+    ``crc_at`` gives the CRC-32 of the writer's record at a log offset; None: there is none. Raises
     StaleEpoch when the follower knows a newer writer.
     """
     if follower.epoch > writer.epoch:
@@ -115,7 +115,7 @@ def _with_ends(view: LogView) -> Iterable[tuple[Epoch, int]]:
 class Plan(Enum):
     """What a follower does with the writer's answer."""
 
-    COPY = 1  # go on
+    COPY = 1  # from there on
     CUT = 2  # cut the log there, then ask again
     RESET = 3  # forget everything, then ask again
 
@@ -128,13 +128,13 @@ def plan(follower: LogView, start: int) -> Plan:
 
 
 class Ack(NamedTuple):
-    """What a follower tells."""
+    """What a follower reports to its writer."""
 
     appended: int  # all below is in its page cache
     flushed: int  # all below is on its disk
     answers_ms: int  # the writer's clock, as the newest frame said that it has taken
-    no_election_ms: int  # so long from now it does not stand; 0: no promise
-    leaving: bool = False  # it is about to stop, and wants nobody to wait for it
+    no_election_ms: int  # for so long from now it does not take the lease; 0: no promise
+    leaving: bool = False  # it is about to stop: sends are not to wait for it
 
 
 class Replica:
@@ -166,10 +166,10 @@ class Replica:
         self.heard_s: float | None = None  # sending time of the newest frame that it answered
         self.in_step_s = now_s  # as of when it had everything; when it came, until …
         self.caught_up = False  # … it has acknowledged all of it
-        self.promised_until_s = 0.0  # it does not stand before
+        self.promised_until_s = 0.0  # it does not take the lease before
         # Frames that were sent and not answered: when, and the end of the log then.
         self._unanswered: deque[tuple[int, int]] = deque()
-        self.flushed = 0  # until it tells
+        self.flushed = 0  # until it reports one
         self.join(start)
 
     @property
@@ -250,12 +250,12 @@ class Replica:
         return max(0.0, now_s - self.in_step_s) if self.behind_bytes(writer_end) else 0.0
 
     def has_all(self, end: int) -> bool:
-        """On its disk."""
+        """Whether it has the log up to ``end`` on its disk."""
         return self.flushed >= end
 
 
 def choose_successor(replicas: Sequence[Replica], wanted: int | None, end: int) -> Replica:
-    """Who takes over: the named one, else the one that has come furthest. NoFollower."""
+    """The follower to hand over to: the named one, else the one that has most. NoFollower."""
     known = [r for r in replicas if wanted in (None, r.member_id) and not r.leaving]
     if not known:
         who = "no follower is" if wanted is None else f"member {wanted} is not"

@@ -1,8 +1,9 @@
-"""Whom a writer lets follow, and whom a follower copies from: the first messages of a stream. Pure.
+"""Which member may follow a writer, and from which writer a follower copies: the first messages of
+a stream. Pure.
 
-A port that is open to more than the group, an address that is another process' by now, a member
-that was started with another's number: each would spoil the log of one side, or make the other
-count on copies that nobody has.
+A port may be open to more than the group, an address may be another process' by now, a member may
+be started with another's number. Each would spoil the log of one side, or make the other count
+copies that do not exist.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Handshake:
     refusals: Refusals
 
     def check(self, follower: FollowerIdentity) -> None:
-        """VersionUnsupported, InvalidRequest: who that is may not follow."""
+        """VersionUnsupported, InvalidRequest: this follower is refused."""
         with self.refusals.counting(Reason.VERSION):
             check_versions(follower.protocol_version, follower.format_version)
         with self.refusals.counting(Reason.CLUSTER):
@@ -74,13 +75,14 @@ class Handshake:
             raise InvalidRequest(f"store_id: at most {STORE_ID_CHARS_MAX} characters")
 
     def check_free(self, replica_id: ReplicaId, connected: Iterable[Replica], now_s: float) -> None:
-        """MemberIdTaken: another store under this member id answers frames. A stream of the same
-        store is of the same member, which has come again; one that has fallen silent is gone.
+        """MemberIdTaken: another store under this member id is connected and answers frames. A
+        second stream of the same store is a reconnect; a silent stream counts as closed.
         """
         with self.refusals.counting(Reason.MEMBER):
             for other in connected:
                 same_id = other.member_id == replica_id.member_id
-                if same_id and other.replica_id != replica_id and _lives(other, now_s):
+                answers = other.heard_s is not None and now_s - other.heard_s < SILENCE_S_MAX
+                if same_id and other.replica_id != replica_id and answers:
                     raise MemberIdTaken(f"member {replica_id.member_id} follows, on another store")
 
     def checked_log(
@@ -91,7 +93,7 @@ class Handshake:
         last_offset: int,
         last_crc32: int,
     ) -> LogView:
-        """The follower's log, as it tells. InvalidRequest: no log is like that."""
+        """The follower's log, by what it sent. InvalidRequest: no log is like that."""
         with self.refusals.counting(Reason.LOG):
             if not 0 <= log_min <= log_end:
                 raise InvalidRequest("log_min_offset: must be within 0 and log_end_offset")
@@ -103,10 +105,6 @@ class Handshake:
             if view.epochs and view.epochs[-1][1] >= log_end:
                 raise InvalidRequest("epochs: the last one owns no byte of the log")
         return view
-
-
-def _lives(replica: Replica, now_s: float) -> bool:
-    return replica.heard_s is not None and now_s - replica.heard_s < SILENCE_S_MAX
 
 
 def check_versions(protocol: int, format: int) -> None:

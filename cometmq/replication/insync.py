@@ -1,8 +1,9 @@
-"""Who is in sync, who may be elected, and how far everybody in sync has come. Pure.
+"""Which members are in sync, which are electable, and how far all members in sync are. Pure.
 
-A follower is in step as of a moment when it has acknowledged everything that the writer had then.
-Who has been in step recently is in sync; acknowledgements wait for all of them, so one that falls
-behind, or announces its stop, is taken out of the set, in the lease, before they go on without it.
+A follower is in step as of a moment when it has acknowledged everything that the writer had then. A
+follower that has been in step recently is in sync. Acknowledgements wait for all of them. So one
+that falls behind, or announces its stop, is first taken out of the set in the lease; then
+acknowledgements continue without it.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ class SetPolicy:
     promote_async: bool = True  # where no topic asks for copies, a little may be lost
     async_lag_bytes_max: int = 64 * 1024 * 1024
     async_silence_s_max: float = 5.0
-    group_size: int = 0  # members that the group has; 0 = nobody knows
+    group_size: int = 0  # members that the group has; 0 = not known
 
     def is_alone(self, *, replicated: bool) -> bool:
-        """Nobody is to take over, so the writer waits for nobody. ``replicated``: some topic asks
-        for copies.
+        """No follower is to take over, so the writer waits for none. ``replicated``: some topic
+        asks for copies.
         """
         return not replicated and not self.promote_async
 
     def expected(self, *, replicated: bool) -> int:
-        """How many should be in sync; 0 = nobody knows."""
+        """How many should be in sync; 0 = not known."""
         return 1 if self.is_alone(replicated=replicated) else self.group_size
 
 
@@ -90,8 +91,8 @@ def unchanged_until_s(
     policy: SetPolicy,
     now_s: float,
 ) -> float:
-    """While the record has the sets that are wanted, and nothing is heard of followers, these stay
-    as they are until then; infinity: for ever. Time alone only takes members out.
+    """Until when the wanted sets stay as they are if the record has them and no follower sends
+    anything; infinity: for ever. Time alone only takes members out.
     """
     ends_s = []
     for replica_id in record.in_sync:
@@ -135,9 +136,8 @@ def replicated_positions(
     own: Own,
     replicas: Mapping[ReplicaId, Replica],
 ) -> tuple[int, int] | None:
-    """Up to where everybody in sync has the log in its page cache, and on its disk; the writer's
-    disk where it is alone. None: nothing can be said, because somebody who is not in sync could
-    take over.
+    """Up to where every member in sync has the log in its page cache, and on its disk; the writer's
+    disk where it is alone. None: not known, because a member that is not in sync could take over.
     """
     must_acknowledge = frozenset(must_acknowledge)
     if not frozenset(electable_others) <= must_acknowledge:

@@ -1,7 +1,7 @@
-"""What the lease of a broker group says: who writes, who has everything, who may take over.
+"""The content of a broker group's lease: the writer, the in-sync set, the electable members.
 
-One record for each group, changed by compare-and-swap only. ``election`` decides who takes it,
-``state`` what its holder writes, ``insync`` which members its two sets name.
+One record for each group, changed by compare-and-swap only. ``election`` decides which member takes
+it, ``lease_state`` what its holder writes, ``insync`` which members its two sets name.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Reason(Enum):
     RESTART = "restart"  # it wrote before, and has everything that it wrote
     HANDOVER = "handover"  # the writer before gave its role away
     FAILOVER = "failover"  # the writer before fell silent
-    UNCLEAN = "unclean"  # nobody has a longer log, but ends of logs were lost
-    RECREATED = "recreated"  # the lease was lost, and nobody has a longer log
+    UNCLEAN = "unclean"  # no member has a longer log, but ends of logs were lost
+    RECREATED = "recreated"  # the lease was lost, and no member has a longer log
     FORCED = "forced"  # an operator said so
 
     @property
     def keeps_positions(self) -> bool:
-        """Whether every message that anybody has seen is certainly still where it was."""
+        """Whether every message that a consumer has seen is certainly still where it was."""
         return self in (Reason.FIRST, Reason.RESTART, Reason.HANDOVER)
 
     @property
@@ -64,10 +64,11 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """What the lease of a broker group says.
+    """The lease of a broker group.
 
-    Invariants: the holder is in sync; who is in sync is electable; a released lease names who it is
-    released to. Without sets, as the release before this one wrote it, the holder is alone in them.
+    Invariants: the holder is in sync; every member in sync is electable; a released lease names the
+    member that it is released to. Without sets, as the release before this one wrote it, the holder
+    is alone in them.
     """
 
     group: str
@@ -75,12 +76,12 @@ class LeaseRecord:
     holder_store_id: str
     holder_address: str  # of its internal port; where followers copy from
     epoch: int  # the highest that was opened under this lease; 0 = none yet
-    in_sync: ReplicaIds = ()  # who has everything that was acknowledged under replication
-    electable: ReplicaIds = ()  # who may take over
+    in_sync: ReplicaIds = ()  # have everything that was acknowledged under replication
+    electable: ReplicaIds = ()  # may take over
     reason: str = Reason.FIRST.value  # why the holder took it
     opened: bool = True  # the holder has opened an epoch since it took it
-    released: bool = False  # the writer has stopped for good, and …
-    transfer_to: int | None = None  # … this member goes on, …
+    released: bool = False  # the writer has stopped writing, and …
+    transfer_to: int | None = None  # … this member takes over, …
     log_end: int = 0  # … whose log ends here
     duration_s: float = 6.0
     renewals: int = 0  # of the present holder
@@ -105,7 +106,7 @@ class LeaseRecord:
 
     @property
     def holder(self) -> ReplicaId:
-        """Who writes."""
+        """The writer."""
         return ReplicaId(self.holder_id, self.holder_store_id)
 
     def fields(self) -> dict[str, Any]:
@@ -132,7 +133,7 @@ def record_from(fields: Mapping[str, Any]) -> LeaseRecord:
 
 def _shown(fields: Mapping[str, Any]) -> HighWatermarks:
     """None where that is not said of this record, or not in words that we understand: the same is
-    shown a little later then, and nobody is kept from leading.
+    shown a little later then, and no member is kept from leading.
     """
     is_current = fields.get(SHOWN_IN) == fields.get("renewals")
     match fields.get("shown"):

@@ -1,5 +1,5 @@
-"""The writer's hold on the lease: what it writes, what of that may stand there, and how long it is
-certainly the only one. Pure: times of CLOCK_BOOTTIME are passed in.
+"""The writer's hold on the lease: what it writes, what the lease may have of that, and for how long
+it is certainly the only writer. Pure: times of CLOCK_BOOTTIME are passed in.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cometmq.replication.watermarks import HighWatermarks
 
 
 class LeaseState:
-    """``record`` is what stands in the lease as far as is known.
+    """``record`` is the content of the lease as far as is known.
 
     A write without an answer may have been done, may still be done, or never: until a later one is
     known to be done, or it is read back, all of them count, each at its stricter: a member that one
@@ -24,7 +24,7 @@ class LeaseState:
     def __init__(
         self, record: LeaseRecord, shown: Callable[[], HighWatermarks] = HighWatermarks
     ) -> None:
-        """``record`` was read; how old it is nobody knows, so it is not valid for any time yet.
+        """``record`` was read. Its age is not known, so it is not valid for any time yet.
         ``shown`` says by which marks consumers see messages now.
         """
         assert not record.released, record
@@ -38,13 +38,13 @@ class LeaseState:
     # --- what holds -------------------------------------------------------------------------------
 
     def must_acknowledge(self) -> frozenset[ReplicaId]:
-        """Who has to have a message before it counts as copied."""
+        """The members that must have a message before it counts as replicated."""
         return frozenset(
             replica_id for record in self._possible_records() for replica_id in record.in_sync
         )
 
     def electable_others(self) -> frozenset[ReplicaId]:
-        """Who may take the lease from us."""
+        """The other members that may take the lease."""
         found = frozenset(
             replica_id for record in self._possible_records() for replica_id in record.electable
         )
@@ -56,8 +56,8 @@ class LeaseState:
         return not self._attempts
 
     def is_valid(self, now_s: float, promised_until_s: Callable[[ReplicaId], float]) -> bool:
-        """Whether nobody else can be the writer: the lease was renewed within its duration, or
-        everybody who might take it has given his word not to.
+        """Whether no other member can be the writer: the lease was renewed within its duration, or
+        every member that might take it has promised not to.
         """
         if now_s < self.valid_until_s:
             return True
@@ -73,7 +73,9 @@ class LeaseState:
     def renewal(self) -> LeaseRecord:
         """What to write to renew."""
         shown = self.record.shown.raised(self._shown())
-        return replace(self.record, renewals=self._next_number(), shown=shown)
+        # Each record that we try to write differs, so that a reading shows which one was written.
+        number = max(record.renewals for record in self._possible_records()) + 1
+        return replace(self.record, renewals=number, shown=shown)
 
     def begun(self, own: Sequence[Epoch], address: str) -> LeaseRecord:
         """What to write when the writer has opened its epoch, before it serves: the last of
@@ -106,11 +108,7 @@ class LeaseState:
         self._releasing = released
         return released
 
-    def _next_number(self) -> int:
-        # Each record that we try to write is another, so that reading one tells which it was.
-        return max(record.renewals for record in self._possible_records()) + 1
-
-    # --- what became of it ------------------------------------------------------------------------
+    # --- results of writes ------------------------------------------------------------------------
 
     def sent(self, record: LeaseRecord, now_s: float) -> None:
         """``record`` is about to be written; then one of the next two, or nothing is known."""
@@ -118,7 +116,7 @@ class LeaseState:
         self._attempts.append((record, now_s))
 
     def written(self, record: LeaseRecord) -> None:
-        """The record stands. What was tried before it on the same version can never be done."""
+        """The record was written. Earlier attempts on the same version can no longer succeed."""
         sent_s = next(sent_s for tried, sent_s in self._attempts if tried == record)
         assert record.epoch >= self.record.epoch, (record, self.record)
         self._attempts.clear()
@@ -128,12 +126,12 @@ class LeaseState:
             self.valid_until_s = max(self.valid_until_s, until_s)
 
     def refused(self, record: LeaseRecord) -> None:
-        """It was certainly not written, and will not be: the version has moved on."""
+        """``record`` was certainly not written, and will not be: the version is another now."""
         self._attempts = [(tried, s) for tried, s in self._attempts if tried != record]
 
     def saw(self, record: LeaseRecord | None, now_s: float) -> bool:
         """Take note of a reading; False: we are the writer no longer. A lease that is gone is to be
-        written again, but only as long as nobody else can have held it meanwhile.
+        written again, but only as long as no other member can have held it meanwhile.
         """
         if record is None:
             return now_s < self.valid_until_s or not self.electable_others()
@@ -147,8 +145,9 @@ class LeaseState:
         return ours
 
     def _adopt(self, record: LeaseRecord) -> None:
-        """It stands under our name, and is none of the writes that wait for an answer: an earlier
-        process of ours wrote it, or an operator. Whom it names may lead from now on.
+        """The lease is ours, but by none of the writes that wait for an answer: an earlier process
+        of this member wrote it, or an operator. The members that it names electable may take over
+        from now on.
         """
         newest = record if record.epoch > self.record.epoch else self.record
         self.record = replace(

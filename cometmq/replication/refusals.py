@@ -17,7 +17,7 @@ from cometmq.errors import (
     VersionUnsupported,
 )
 
-# Other errors, such as a full disk's, are nobody's fault on the other side.
+# Other errors, such as a full disk's, are not caused by the other side.
 REFUSALS = (InvalidRequest, MemberIdTaken, ReplicationBroken, StaleEpoch, VersionUnsupported)
 
 

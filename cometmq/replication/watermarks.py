@@ -81,7 +81,7 @@ class HighWatermarks(NamedTuple):
         return HighWatermarks(*map(max, self, other))
 
     def within(self, end: int) -> HighWatermarks:
-        """Of a log that ends there."""
+        """The same marks, none above ``end``."""
         return HighWatermarks(*(min(mark, end) for mark in self))
 
 
@@ -109,14 +109,14 @@ class Watermarks:
     __slots__ = ("appended", "marks")
 
     def __init__(self, appended: int = 0, flushed: int = 0) -> None:
-        """Of copies nothing is known at first."""
+        """Nothing is known of followers at first."""
         assert 0 <= flushed <= appended
         self.appended = appended  # end of the log
         self.marks = HighWatermarks(flushed)
 
     @property
     def flushed(self) -> int:
-        """On the writer's disk up to here."""
+        """Log offset up to which the log is on the writer's disk."""
         return self.marks.flushed
 
     def append_to(self, position: int) -> None:
@@ -165,13 +165,13 @@ class FollowerWatermarks:
     Invariants: flushed ≤ appended; nothing here ever goes back.
     """
 
-    __slots__ = ("_told", "appended", "flushed")
+    __slots__ = ("_announced", "appended", "flushed")
 
     def __init__(self, appended: int, flushed: int) -> None:
         assert 0 <= flushed <= appended
         self.appended = appended
         self.flushed = flushed
-        self._told = HighWatermarks()  # of the writer: nothing is known until it tells
+        self._announced = HighWatermarks()  # as the writer has sent them; at first 0
 
     def append_to(self, position: int) -> None:
         """The copy now ends at ``position``."""
@@ -187,37 +187,37 @@ class FollowerWatermarks:
         """Another stream begins, maybe of another writer. What the old stream said of bytes that
         are not here yet was said of other bytes.
         """
-        self._told = self.shown
+        self._announced = self.shown
 
     def raise_to(self, marks: HighWatermarks) -> None:
         """The writer has sent by what marks consumers may see messages."""
-        self._told = self._told.raised(marks)
+        self._announced = self._announced.raised(marks)
 
     @property
     def shown(self) -> HighWatermarks:
-        """By these the writer, or one before it, has shown what is here."""
-        return self._told.within(self.appended)
+        """The marks by which a writer has shown consumers what this copy has."""
+        return self._announced.within(self.appended)
 
     @property
-    def told_position(self) -> int:
+    def announced_position(self) -> int:
         """Up to here the writer shows messages, of whichever class."""
-        return max(self._told)
+        return max(self._announced)
 
     @property
-    def told_on_disk(self) -> int:
+    def announced_on_disk(self) -> int:
         """Up to here the writer has it on its disk, for others to see."""
-        return max(self._told.flushed, self._told.replicated_flushed)
+        return max(self._announced.flushed, self._announced.replicated_flushed)
 
     @property
     def most_visible(self) -> int:
-        """Nothing behind it is seen by anybody, whatever it demands."""
-        return min(self.flushed, self.told_position)
+        """No consumer sees anything behind it, whatever its topic demands."""
+        return min(self.flushed, self.announced_position)
 
     def visible(self, demands: DurabilityClass) -> int:
         """A record that ends at or below this position is seen by consumers: a crash of the writer
         cannot take it back, and one of ours cannot either.
         """
-        return min(self.flushed, self._told.visible(demands))
+        return min(self.flushed, self._announced.visible(demands))
 
 
 def _shown_by(demands: DurabilityClass) -> DurabilityClass:
@@ -239,7 +239,7 @@ class ReadableMaxima:
 
     Invariants: a queue's readable maximum never goes back while the queue lives, and never covers a
     record whose own class does not yet show it. The second is why a queue whose topic changed its
-    class goes on in the union of both classes while something older of it waits.
+    class stays in the union of both classes while something older of it waits.
     """
 
     def __init__(self, maxima: Mapping[QueueKey, int] | None = None) -> None:

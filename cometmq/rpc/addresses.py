@@ -40,7 +40,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 async def resolve(addresses: Iterable[str]) -> tuple[str, ...]:
-    """Every address behind every name, sorted: a headless Service's name stands for all its pods.
+    """Every address behind every name, sorted: the name of a headless Service has one for each pod.
 
     A name that does not resolve now is left out.
     """
@@ -69,8 +69,8 @@ def _is_ip(host: str) -> bool:
 
 
 class Resolver:
-    """The addresses behind some names, as they are now. A caller waits a moment at most: names
-    that cannot be looked up are no reason to stand still, where they were known before.
+    """The addresses behind some names, as they are now. A caller waits a moment at most: for names
+    that cannot be looked up it gets the addresses that were known before.
     """
 
     def __init__(self, addresses: Iterable[str]) -> None:
@@ -91,7 +91,7 @@ class Resolver:
         self._known = await resolve(self._names) or self._known
 
     def close(self) -> None:
-        """Nobody asks any more."""
+        """There are no more callers."""
         if self._looking is not None:
             self._looking.cancel()
 

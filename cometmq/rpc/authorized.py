@@ -73,7 +73,8 @@ class ProvenChannel(grpc.aio.Channel):
     async def _ask(self, method: str, call: Any, *arguments: Any, **options: Any) -> Any:
         # Again, once: a process that took the other's place between challenge and call has not
         # made the challenge. A refused call has done nothing.
-        end_s = _end_s(options.pop("timeout", None))
+        timeout_s = options.pop("timeout", None)
+        end_s = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
         for last in (False, True):
             metadata = await self._proof(method, _left_s(end_s))
             try:
@@ -106,10 +107,6 @@ class ProvenChannel(grpc.aio.Channel):
         proof = self._secret.prove(self._address, method, nonce, asked.challenge, asked.proofs)
         self.proven = True
         return proof
-
-
-def _end_s(timeout_s: float | None) -> float | None:
-    return None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
 
 
 def _left_s(end_s: float | None) -> float | None:

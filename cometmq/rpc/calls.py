@@ -1,9 +1,10 @@
 """Calls as servicers see them, bounded by what their peers have not read yet: gRPC's context with a
 ledger beside it (:mod:`cometmq.rpc.unread`).
 
-gRPC holds an answer until its peer takes it, twice, and neither tells nor bounds how much. So every
-call has an account from its first byte to its last, an answer is begun when there is room, and who
-does not read loses its connection: gRPC cannot end a call whose answer waits for its peer.
+gRPC holds an answer until its peer takes it, twice. It neither reports nor bounds how much. So
+every call has an account from its first byte to its last, and an answer is begun when there is
+room. A peer that does not read loses its connection: gRPC cannot end a call whose answer waits for
+its peer.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from cometmq.rpc.hangup import hang_up
 from cometmq.rpc.memory import give_back_freed, resident_bytes
 from cometmq.rpc.tasks import wait_at_most
 from cometmq.rpc.ticks import tick
-from cometmq.rpc.unread import Account, Ledger, Peer, UnreadLimits, Waiter
-from cometmq.telemetry import Rarely
+from cometmq.rpc.unread import Account, Ledger, Peer, UnreadLimits
+from cometmq.telemetry import ThrottledLog
 
 SWEEP_S = 0.5
 # A process that has grown by so much, though little is held for peers, gives back what is free.
@@ -52,11 +53,11 @@ class Room:
         return self._ledger.has_room(self._account, size_bytes)
 
     def take(self, size_bytes: int) -> None:
-        """It is taken, if there is so much or not."""
+        """Take ``size_bytes`` of room, whether there is enough or not."""
         self._ledger.charge(self._account, size_bytes)
 
     def give_back(self, size_bytes: int) -> None:
-        """It is free again."""
+        """Free ``size_bytes`` of room."""
         self._ledger.give_back(self._account, size_bytes)
 
     def close(self) -> None:
@@ -82,7 +83,7 @@ class Call:
         context.add_done_callback(self._done)
 
     def peer(self) -> str:
-        """Who calls, as gRPC tells it."""
+        """Address of the caller, in gRPC's form."""
         return self._account.peer.name
 
     def agent(self) -> str:
@@ -202,14 +203,14 @@ class SilentPeers:
     """The log of connections that were closed: a line a minute about an address, for all ports."""
 
     def __init__(self, clock: Clock) -> None:
-        self._closed = Rarely(_log, logging.WARNING, clock)
+        self._closed = ThrottledLog(_log, logging.WARNING, clock)
 
     def closed(self, peers: list[Peer]) -> None:
         by_address: dict[str, list[Peer]] = {}
         for peer in peers:
             by_address.setdefault(peer.address.host, []).append(peer)
         for address, some in by_address.items():
-            self._closed.tell(
+            self._closed.log(
                 "connections closed: they do not read their answers",
                 address,
                 address=address,
@@ -263,14 +264,20 @@ class Calls:
 
         return call
 
-    # --- who does not read ------------------------------------------------------------------------
+    # --- peers that do not read -------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Refuse and close what is overdue; until cancelled. Sleeps while nobody owes anything."""
+        """Refuse and close what is overdue; until cancelled. Sleeps while no peer owes anything."""
         while True:
             await tick(SWEEP_S)
             tired, silent = self.ledger.overdue(self._clock.monotonic_s())
-            self._refuse(tired)
+            for waiter in tired:
+                self.ledger.cancel(waiter)
+                waiter.notify(
+                    AnswersUnread(
+                        "no room for the answer: too many are not read (unread_bytes_max)"
+                    )
+                )
             if silent:
                 self._silent.closed(silent)
                 # All sockets are looked at: not on the loop.
@@ -289,13 +296,6 @@ class Calls:
         else:
             await owed.wait()
         self._may_have_grown |= owed.is_set()
-
-    def _refuse(self, tired: list[Waiter]) -> None:
-        for waiter in tired:
-            self.ledger.cancel(waiter)
-            waiter.notify(
-                AnswersUnread("no room for the answer: too many are not read (unread_bytes_max)")
-            )
 
     async def _give_back_memory(self) -> None:
         now_s, ledger = self._clock.monotonic_s(), self.ledger

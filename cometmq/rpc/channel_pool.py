@@ -1,7 +1,7 @@
 """Channels that are kept, one for each address, and replaced when their connection is not up.
 
 A member whose pod was replaced has another address behind the same name within seconds. A channel
-goes on with the address that it has, for as long as an attempt may take, and looks the name up more
+keeps the address that it has, for as long as an attempt may take, and looks the name up more
 and more rarely while there is none. So no call waits for a channel that failed: the next call
 gets a new one, which looks the name up and connects at once.
 """
@@ -28,7 +28,7 @@ SHARED_S = 0.1  # callers that ask together use one attempt
 # A call that its channel cancels looks as if its task were cancelled: calls end by themselves.
 GRACE_S = 600.0  # for calls that were in flight: a server that stops lets them end
 DIALLING_GRACE_S = 6.0  # for calls that wait for an attempt; others would be made for ever
-# gRPC hears of cancelled calls a moment later. Another event loop of the process would get
+# gRPC handles cancelled calls a moment later. Another event loop of the process would get
 # what is meant for this one, and log that this one is closed.
 CANCELLED_S = 0.02
 
@@ -49,7 +49,7 @@ class _Kept:
 
 class ChannelPool:
     """Channels by address and secret. A port that must not learn the secret never gets it because
-    somebody calls it an internal one too.
+    another caller uses the same address as an internal one.
     """
 
     def __init__(self, *, clock: Clock | None = None) -> None:

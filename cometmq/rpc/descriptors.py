@@ -1,9 +1,9 @@
-"""How many files and connections a process may have open, and who gets them.
+"""How many files and connections a process may have open, and what they are used for.
 
 The usual limit, 1,024, is for programs that use select(2) and is meant to be raised by all others.
 Half of what there is the store may use (:class:`~cometmq.store.disk.files.OsFiles`), connections
 most of the rest: one too many is refused, which concerns its client alone; a log file that cannot
-be opened would concern everybody.
+be opened would concern all clients.
 """
 
 from __future__ import annotations

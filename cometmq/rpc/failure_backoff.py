@@ -1,6 +1,6 @@
 """Peers that failed are passed over for a while. Pure: time is passed in, the random source too.
 
-Who fails again is passed over longer; who answers is as good as new.
+A member that fails again is passed over longer; one that answers is no longer passed over.
 """
 
 from __future__ import annotations
@@ -23,16 +23,13 @@ class FailureBackoff:
         if self.is_aside(peer, now_s):
             return
         failures, _ = self._failed.get(peer, (0, 0.0))
-        self._forget_long_ago(now_s)
+        since_s = now_s - self._policy.max_s  # what is older is forgotten
+        self._failed = {p: entry for p, entry in self._failed.items() if entry[1] >= since_s}
         until_s = now_s + self._policy.delay_s(failures, self._source)
         self._failed[peer] = (failures + 1, until_s)
 
-    def _forget_long_ago(self, now_s: float) -> None:
-        since_s = now_s - self._policy.max_s
-        self._failed = {p: entry for p, entry in self._failed.items() if entry[1] >= since_s}
-
     def answered(self, peer: str) -> None:
-        """It lives."""
+        """The peer has answered: it is no longer passed over."""
         if self._failed:
             self._failed.pop(peer, None)
 

@@ -12,7 +12,7 @@ from cometmq.errors import BrokerDraining, BrokerStarting, CometError
 
 
 class Gate:
-    """Closed while the process starts, open while it serves, closed for good once it drains.
+    """Closed while the process starts, open while it serves, closed again once it drains.
 
     ``refusal`` is the error that a call gets now, None while the gate is open.
     """

@@ -137,7 +137,7 @@ def _refusal(method: str, error: Exception) -> CometError:
     if isinstance(cause, grpc.aio.BaseError):
         raise cause
     _log.error("method failed", extra=fields(method=method), exc_info=error)
-    return errors.InternalError("the server failed; its log tells more")
+    return errors.InternalError("the server failed; its log has the reason")
 
 
 def _first_cause(error: BaseException) -> BaseException:

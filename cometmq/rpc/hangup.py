@@ -45,7 +45,7 @@ def _copy_of(descriptor: int) -> socket.socket:
     try:
         return socket.socket(fileno=copy)
     except OSError:
-        os.close(copy)  # who makes sockets leaves what is none
+        os.close(copy)  # socket() does not close a descriptor that it refuses
         raise
 
 

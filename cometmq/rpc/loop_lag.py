@@ -1,4 +1,4 @@
-"""What every server tells about itself: whether it serves, and whether its event loop keeps up."""
+"""Metrics of every server: whether it serves, and how late its event loop is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cometmq.rpc.ticks import until_tick_s
 
 INTERVAL_S = 0.1
 REST_INTERVAL_S = 1.0
-BUSY_SHARE = 0.02  # of a core: a process that uses more since the last look is not at rest
+BUSY_SHARE = 0.02  # of a core: a process that has used more since the last look is not idle
 NOTED_S = 0.002  # less is the timer's own inaccuracy
 _LAG_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
@@ -23,7 +23,7 @@ class LoopLagMonitor:
     """``cometmq_ready`` and ``cometmq_event_loop_lag_seconds``; use :meth:`run` as a task.
 
     Everything that a process does, it does on one loop: a timer that fires late has been waiting as
-    long as every request has. A process at rest is measured less often, because each timer wakes
+    long as every request has. An idle process is measured less often, because each timer wakes
     it. ``cpu_s``: the processor seconds of the process so far.
     """
 

@@ -20,7 +20,7 @@ _VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLE
 
 
 def resident_bytes() -> int:
-    """Memory that this process has now; 0 where the system does not tell."""
+    """Memory that this process has now; 0 where the system has no /proc/self/statm."""
     try:
         with open("/proc/self/statm", encoding="ascii") as statm:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -37,7 +37,7 @@ def give_back_freed() -> bool:
 
 
 def keep_freed(environ: Mapping[str, str] = os.environ) -> bool:
-    """Do so in this process; False: the C library is not glibc, or somebody has decided already."""
+    """Do so in this process; False: the C library is not glibc, or a variable sets it."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or any(name in environ for name in _VARIABLES):
         return False

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from prometheus_client.registry import RestrictedRegistry
 
 # The server looks so often whether it is to stop; a connection makes it look too. Each look wakes
-# a process at rest.
+# an idle process.
 LOOK_S = 3600.0
 
 
@@ -123,12 +123,11 @@ class _Labelled:
 
     def collect(self) -> Iterator[Metric]:
         for metric in self._part.collect():
-            metric.samples = [s._replace(labels=self._of(s.labels)) for s in metric.samples]
+            metric.samples = [
+                s._replace(labels={**self._labels, **s.labels}) for s in metric.samples
+            ]
             yield metric
 
     def restricted_registry(self, names: Iterable[str]) -> _Labelled:
         """Asked by the server for a scrape of some names only (``?name[]=…``)."""
         return _Labelled(self._whole, self._labels, self._whole.restricted_registry(names))
-
-    def _of(self, own: Mapping[str, str]) -> dict[str, str]:
-        return {**self._labels, **own}

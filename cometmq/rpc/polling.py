@@ -1,8 +1,7 @@
 """Fewer threads between the network and the event loop.
 
-gRPC's event engine hands everything that comes over a connection from the thread that waits for the
-socket to a second one that reads it, and that one to a third that tells the event loop. Its poller
-from before the engine reads in the thread that waits and tells. A change of threads costs more than
+In gRPC's event engine one thread waits for the socket, a second one reads it, and a third one wakes
+the event loop. In its older poller one thread does all three. A change of threads costs more than
 all that is done to a small message: one there and back took half the time, and little more than
 half the CPU time; receiving a large one took two thirds of it.
 """

@@ -119,7 +119,7 @@ def _keep_at_signal() -> None:
 
 
 def _report(error: Exception) -> int:
-    """Tell the user; what is not of the catalogue goes on as it is, with its traceback."""
+    """Print a CometError; raises any other error again, with its traceback."""
     if isinstance(error, ExceptionGroup):
         known, other = error.split(CometError)
         if known is None or other is not None:

@@ -2,14 +2,14 @@
 and randomness are handed in.
 
 The caller sends a nonce. The server answers with a challenge, and with a proof over both: so a
-caller knows, before it asks for anything, that it speaks to one who knows the secret too. Then it
+caller knows, before it asks for anything, that the server knows the secret too. Then it
 brings its own proof, over nonce, challenge and the method, with one call. Each proof is an
 HMAC-SHA-256 with the secret as its key; the label in front keeps one side's from serving as the
 other's.
 
 A challenge is good for one call, for CHALLENGE_S, at the process that made it: a recorded proof is
-worth nothing. No clock of another machine counts. A server keeps nothing for who only asks for
-challenges: it knows its own again by a tag, and remembers those that were used.
+worth nothing. No clock of another machine counts. A server keeps nothing for the challenges that
+it gives out: it recognises its own by a tag, and remembers those that were used.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Verdict(Enum):
 
 
 def server_proof(secret: str, nonce: bytes, challenge: bytes) -> bytes:
-    """That the server knows ``secret``."""
+    """The proof that the server knows ``secret``."""
     return _mac(secret.encode(), _SERVER + nonce + challenge)
 
 
@@ -61,7 +61,7 @@ def token(secret: str, method: str, nonce: bytes, challenge: bytes) -> bytes:
 
 
 class Challenges:
-    """What one server asks of callers. ``key``: random bytes that nobody else has."""
+    """What one server asks of callers. ``key``: random bytes that no other process has."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -71,7 +71,7 @@ class Challenges:
         self._turned_s = 0.0
 
     def issue(self, nonce: bytes, now_s: float) -> bytes:
-        """A challenge for who sent ``nonce``."""
+        """A challenge for the caller that sent ``nonce``."""
         self._count += 1
         end_ms = int((now_s + CHALLENGE_S) * 1000)
         return _CHALLENGE.pack(self._count, end_ms, self._tag(self._count, end_ms, nonce))
@@ -84,7 +84,7 @@ class Challenges:
         number, end_ms, tag = _CHALLENGE.unpack(challenge)
         if not hmac.compare_digest(tag, self._tag(number, end_ms, nonce)):
             return Verdict.REPLAYED
-        # All of them, whichever fits: how long it takes does not tell which.
+        # Compares all of them: the time that this takes does not reveal which one matches.
         wanted = [_caller_proof(secret, method, nonce, challenge) for secret in secrets]
         if not any([hmac.compare_digest(proof, each) for each in wanted]):
             return Verdict.WRONG

@@ -34,7 +34,7 @@ async def await_registration(
 ) -> None:
     """The server becomes ready when a name server knows it, because only then others find it.
     Returns then, or when no name server has accepted the registration in REGISTRATION_WAIT_S: the
-    registration goes on in one of ``tasks``.
+    registration continues in one of ``tasks``.
     """
 
     async def set_ready_once_known() -> None:

@@ -2,10 +2,10 @@
 each period.
 
 Name servers do not talk to each other, so each has a task of its own here; one that is away is
-tried again while the others go on. One that goes away is noticed at once, and gets the registration
-again as soon as it is back: it has forgotten everything. One that forgets us alone, because
-somebody said so, gets it again at once. A headless Service's name stands for all its addresses
-and is resolved again every 2 s.
+tried again; the others are not affected. The loss of a connection is noticed at once, and the name
+server gets the registration again as soon as it is back: it keeps registrations only in memory.
+A name server that has dropped the registration of this process alone gets it again at once. The
+name of a headless Service is resolved to all its addresses, again every 2 s.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cometmq.rpc.interceptors import wire_errors
 from cometmq.rpc.retry import Backoff, BackoffPolicy
 from cometmq.rpc.secret import SharedSecret
 from cometmq.rpc.tasks import race
-from cometmq.telemetry import Rarely, fields, logger
+from cometmq.telemetry import ThrottledLog, fields, logger
 from cometmq.v1 import namesrv_pb2_grpc
 
 _log = logger(__name__)
@@ -43,12 +43,12 @@ Overtaken: TypeAlias = Callable[[StaleEpoch], Awaitable[None]]
 
 
 class Registrar:
-    """``register`` and ``unregister`` are one call each, with its deadline; ``stands`` returns when
-    the registration stands no longer as it was made. After an error the call is made again.
-    ``register`` answers False where there is nothing to tell yet.
+    """``register`` and ``unregister`` are one call each, with its deadline. ``watch`` returns when
+    the name server no longer has the registration as it was made. After an error the call is made
+    again. ``register`` answers False where there is nothing to register yet.
 
     Name servers that have the ``secret`` get its proof, and give theirs. Others get the
-    registration, too, but their refusals are not believed. ``overtaken`` hears of StaleEpoch, a
+    registration, too, but their refusals are not believed. ``overtaken`` gets StaleEpoch, a
     newer epoch, if it is believed; its exceptions end :meth:`run`.
     """
 
@@ -57,7 +57,7 @@ class Registrar:
         addresses: Iterable[str],
         register: Call,
         unregister: Call,
-        stands: Call,
+        watch: Call,
         period_s: float,
         *,
         secret: SharedSecret | None = None,
@@ -67,11 +67,11 @@ class Registrar:
         self._configured = parse_addresses(addresses) if addresses else ()
         self._register = register
         self._unregister = unregister
-        self._stands = stands
+        self._watch = watch
         self._period_s = period_s
         self._secret = secret
         self._overtaken = overtaken
-        self._forgotten = Rarely(_log, logging.WARNING, SystemClock())
+        self._forgotten = ThrottledLog(_log, logging.WARNING, SystemClock())
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._wake: dict[str, asyncio.Event] = {}
         self._tried = asyncio.Event()
@@ -80,7 +80,7 @@ class Registrar:
         self._all_tried = asyncio.Event()
 
     def changed(self) -> None:
-        """What there is to tell has changed: tell everyone now."""
+        """The registration has changed: send it to all name servers now."""
         for event in self._wake.values():
             event.set()
 
@@ -130,33 +130,40 @@ class Registrar:
 
     async def _keep_registered(self, address: str) -> None:
         backoff = Backoff(RETRY, random.Random())
-        refused = Rarely(_log, logging.WARNING, SystemClock())
+        refused = ThrottledLog(_log, logging.WARNING, SystemClock())
         wake = self._wake[address]
         async with self._open(address) as channel:
             stub = namesrv_pb2_grpc.NameServiceStub(channel)
             while True:
                 wake.clear()
-                wait_s, is_registered = self._period_s, True
-                try:
-                    with wire_errors():
-                        if await self._register(stub) is not False:
-                            self._known.set()
+                error = await self._attempt(stub)
+                wait_s = self._period_s
+                if error is None:
                     backoff.reset()
-                except CometError as error:
+                else:
                     if isinstance(error, StaleEpoch) and self._overtaken and _is_believed(channel):
                         await self._overtaken(error)
-                    wait_s, is_registered = min(wait_s, backoff.next_s()), False
-                    refused.tell(
-                        "not registered", type(error).__name__, namesrv=address, error=error
-                    )
+                    wait_s = min(wait_s, backoff.next_s())
+                    kind = type(error).__name__
+                    refused.log("not registered", kind, namesrv=address, error=error)
                 self._tried.set()
                 self._untried.discard(address)
                 if not self._untried:
                     self._all_tried.set()
                 ends: list[Coroutine[Any, Any, object]] = [wake.wait()]
-                if is_registered:
+                if error is None:
                     ends += [_until_lost(channel), self._until_forgotten(stub, address)]
                 await race(*ends, timeout_s=wait_s)
+
+    async def _attempt(self, stub: namesrv_pb2_grpc.NameServiceAsyncStub) -> CometError | None:
+        """Register once; the error if it fails."""
+        try:
+            with wire_errors():
+                if await self._register(stub) is not False:
+                    self._known.set()
+        except CometError as error:
+            return error
+        return None
 
     def _open(self, address: str) -> grpc.aio.Channel:
         return open_channel(address, self._secret, insist=False)
@@ -166,10 +173,10 @@ class Registrar:
     ) -> None:
         try:
             with wire_errors():
-                await self._stands(stub)
-        except CometError:  # it cannot tell, being of the release before; or it has gone
+                await self._watch(stub)
+        except CometError:  # the name server is of the release before, or has gone
             await asyncio.Event().wait()
-        self._forgotten.tell(
+        self._forgotten.log(
             "a name server has forgotten this process: it registers again", address, namesrv=address
         )
         await asyncio.sleep(AGAIN_S)

@@ -1,4 +1,4 @@
-"""The secret that the processes of a cluster share, as a file tells it, and the proofs by it.
+"""The secret that the processes of a cluster share, read from a file, and the proofs by it.
 
 One secret a line; all of them are accepted, and a caller uses the first that the server knows too.
 So a secret is changed without a moment in which two processes do not understand each other: add
@@ -26,7 +26,7 @@ from cometmq.errors import (
     Unauthenticated,
 )
 from cometmq.rpc.proof import NONCE_BYTES, Challenges, Verdict, proven, server_proof, token
-from cometmq.telemetry import Rarely, fields, logger
+from cometmq.telemetry import ThrottledLog, fields, logger
 
 SECRET_BYTES_MIN = 16
 SECRET_BYTES_MAX = 1_024
@@ -42,7 +42,7 @@ _log = logger(__name__)
 
 
 def read_secrets(path: Path) -> tuple[str, ...]:
-    """The secrets in a file, in its order. ConfigInvalid tells the line, not what stands there."""
+    """The secrets in a file, in its order. ConfigInvalid names the line, not its content."""
     try:
         with path.open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)
@@ -72,7 +72,7 @@ def _trouble(line: bytes) -> str:
 
 
 class SharedSecret:
-    """What a process proves to others, and what it asks of those who call it. Belongs to the event
+    """What a process proves to others, and what it asks of its callers. Belongs to the event
     loop.
 
     ``refused`` counts calls by why they were refused; the metrics' thread reads it.
@@ -90,7 +90,7 @@ class SharedSecret:
         self._secrets = read_secrets(path)
         self._trouble = ""
         self._challenges = Challenges(os.urandom(32))
-        self._unproven = Rarely(_log, logging.WARNING, clock)
+        self._unproven = ThrottledLog(_log, logging.WARNING, clock)
 
     # --- the server's side ---
 
@@ -136,7 +136,7 @@ class SharedSecret:
     def unproven(self, peer: str, why: str) -> PeerUnproven:
         """The error for a peer that is not called; logged once a minute."""
         error = PeerUnproven(f"{peer} is not called: {why}")
-        self._unproven.tell("a peer did not prove itself", peer, error=error)
+        self._unproven.log("a peer did not prove itself", peer, error=error)
         return error
 
     # --- the file ---
@@ -173,5 +173,5 @@ def _state_of(path: Path) -> _FileState | None:
 
 
 def open_secret(path: Path | None, clock: Clock) -> SharedSecret | None:
-    """As the option ``internal_secret_file`` says; None: nobody has to prove anything."""
+    """As the option ``internal_secret_file`` says; None: no caller has to prove anything."""
     return None if path is None else SharedSecret(path, clock)

@@ -39,7 +39,7 @@ Admit: TypeAlias = Callable[[str, Metadata], CometError | None]
 
 MESSAGE_BYTES_MAX = 8 * 1024 * 1024
 
-READY = "ready"  # the health name that tells whether the process serves; "" tells that it lives
+READY = "ready"  # health of this name: whether the process serves; of "": whether it lives
 STARTED = "started"  # that what comes before, a recovery above all, is done: for startup probes
 _HEALTH_PREFIX = "/grpc.health.v1.Health/"
 _AUTH_PREFIX = "/cometmq.v1.AuthService/"
@@ -110,10 +110,10 @@ logging.getLogger("grpc._cython.cygrpc").addFilter(_PeersThatWent())
 
 
 class RpcServer:
-    """One listening port. ``services`` are the names that health tells about, besides "ready".
+    """One listening port. ``services`` are the names that health answers for, besides "ready".
 
     With ``secret`` callers have to prove that they know it, before anything else is looked at: for
-    the methods ``proven`` (full names), or for all but health's. ``silent`` hears of
+    the methods ``proven`` (full names), or for all but health's. ``silent`` is informed of
     peers that do not read; the ports of a process share it.
     """
 
@@ -186,12 +186,12 @@ class RpcServer:
         await self._health.set(STARTED, _SERVING)
 
     async def open(self) -> None:
-        """Take calls. Who finds us by name servers cannot do so yet."""
+        """Take calls. Clients that ask a name server do not find this process yet."""
         self.gate.open()
         await self.set_started()
 
     async def set_ready(self) -> None:
-        """Open the gate, then tell so."""
+        """Open the gate, then report ready to health checks."""
         await self.open()
         await self._set_health(_SERVING)
 

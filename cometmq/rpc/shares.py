@@ -19,13 +19,13 @@ _OTHERS = ""
 
 
 def address_of(peer: str) -> str:
-    """Of gRPC's peer text: ``ipv4:10.0.0.1:4711`` → ``10.0.0.1``."""
+    """The address in gRPC's peer text: ``ipv4:10.0.0.1:4711`` → ``10.0.0.1``."""
     text = host_and_port(peer)
     return text.rpartition(":")[0] or text
 
 
 def host_and_port(peer: str) -> str:
-    """Of gRPC's peer text: ``ipv4:10.0.0.1:4711`` → ``10.0.0.1:4711``."""
+    """Host and port in gRPC's peer text: ``ipv4:10.0.0.1:4711`` → ``10.0.0.1:4711``."""
     kind, _, rest = peer.partition(":")
     return urllib.parse.unquote(rest) if kind in ("ipv4", "ipv6") else kind
 
@@ -44,7 +44,7 @@ class Shares:
         return len(self._counts)
 
     def take(self, address: str, count: int = 1) -> None:
-        """So many more. LimitExceeded: then nothing has changed."""
+        """Count ``count`` more of an address. LimitExceeded: then nothing has changed."""
         self.check(address, count)
         if count:
             self._counts[address] = self._counts.get(address, 0) + count
@@ -57,7 +57,7 @@ class Shares:
             )
 
     def give_back(self, address: str, count: int = 1) -> None:
-        """So many fewer."""
+        """Count ``count`` fewer of an address."""
         left = self._counts.get(address, 0) - count
         assert left >= 0, (self._what, left)
         if left:

@@ -1,4 +1,4 @@
-"""Periodic work runs at whole multiples of its interval: a process at rest does all of it in one
+"""Periodic work runs at whole multiples of its interval: an idle process does all of it in one
 turn of its loop, and the processor sleeps in between.
 """
 

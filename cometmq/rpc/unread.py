@@ -1,5 +1,5 @@
-"""What a server holds for peers that have not taken it yet, and who may have more. Pure: the time
-is passed in.
+"""What a server holds for peers that have not taken it yet, and which peers may have more. Pure:
+the time is passed in.
 
 A *peer* is a connection. It *owes* a call whose request has not come whole, that waits for room, or
 whose answer it has not read. Such a call costs memory as long as the peer likes, so:
@@ -7,10 +7,11 @@ whose answer it has not read. Such a call costs memory as long as the peer likes
 - An answer needs room before it is begun: within what its connection may have, and within one of
   two pools. The pool of *strangers* is for bytes above what a connection has read before, so one
   that never read takes nothing that is kept for those that do. Of that pool an address gets a part.
-- A few calls and a small answer every connection has without asking: who begins, and who makes
-  small calls, never waits for anybody.
-- Who waits is served in turn, connection by connection. Who does not get on is refused, and who
-  reads nothing is to be cut off: soon while others wait for room, else after a longer time.
+- Every connection has a few calls and a small answer without asking: a peer that begins, or makes
+  small calls, never waits for others.
+- Waiters are served in turn, connection by connection. A waiter that gets no room is refused. A
+  peer that reads nothing is to be cut off: soon while others wait for room, else after a longer
+  time.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ CALLS_FREE = 4  # of a connection, owed at a time, whatever others do
 # unary calls in flight to those that are owed: a call that waits for changes owes nothing
 IN_FLIGHT_FACTOR = 4
 BYTES_FREE = 16 * 1024  # the same for the bytes of its answers
-PATIENCE_S = 5.0  # with who reads nothing, while others wait for room
+PATIENCE_S = 5.0  # with a peer that reads nothing, while others wait for room
 WAIT_S = 8.0  # for room, without getting any; longer, for then there is some again
-SCARCE_S = 1.0  # so long somebody has waited when there is too little
+SCARCE_S = 1.0  # a waiter that has waited so long shows that there is too little
 BYTES_PER_S_MIN = 64 * 1024  # a client that reads at least so fast gets the time it needs
 PEERS_REMEMBERED = 10_000  # without a call; what they have read counts for their next
 
@@ -90,7 +91,7 @@ class Peer:
 
     @property
     def calls_allowed(self) -> int:
-        """At a time, where there are many."""
+        """How many calls it may have at a time, while there are many in all."""
         return max(self.read_calls, CALLS_FREE)
 
     def knows(self, more_bytes: int) -> bool:
@@ -155,7 +156,7 @@ class Ledger:
 
     @property
     def is_clear(self) -> bool:
-        """Whether nothing is held for anybody, and nobody waits."""
+        """Whether nothing is held for any peer, and none waits."""
         return not (self.owed_count or self.held_bytes or self._waiters)
 
     def at_owed(self, notify: Callable[[], None]) -> None:
@@ -220,7 +221,7 @@ class Ledger:
             self._unread[account] = since_s
 
     def settle(self, account: Account) -> None:
-        """It is no longer."""
+        """The call owes nothing any more."""
         if account.owed:
             account.owed = False
             account.peer.owed_count -= 1
@@ -285,7 +286,7 @@ class Ledger:
         self._add(account, size_bytes, strange)
 
     def give_back(self, account: Account, size_bytes: int) -> None:
-        """That much less is held."""
+        """Free ``size_bytes`` of what is held for the call."""
         assert 0 <= size_bytes <= account.held_bytes, (size_bytes, account.held_bytes)
         if not size_bytes:
             return
@@ -313,7 +314,7 @@ class Ledger:
     # --- waiting ----------------------------------------------------------------------------------
 
     def wait(self, account: Account, size_bytes: int, now_s: float, notify: Notify) -> Waiter:
-        """Reserve later; ``notify`` hears when, or that it will not be."""
+        """Reserve later; ``notify`` is called then, or when the wait is refused."""
         waiter = Waiter(account, size_bytes, now_s, notify)
         self._waiters[waiter] = None
         account.peer.waiting.append(waiter)
@@ -321,7 +322,7 @@ class Ledger:
         return waiter
 
     def cancel(self, waiter: Waiter) -> None:
-        """It waits no longer; a waiter that has been notified stays as it is."""
+        """The waiter stops waiting; one that has been notified stays as it is."""
         if waiter in self._waiters:
             del self._waiters[waiter]
             peer = waiter.account.peer
@@ -330,7 +331,7 @@ class Ledger:
             self._serve()
 
     def _take_turn(self, peer: Peer) -> None:
-        """Let a connection stand where its first waiter belongs, which may be nowhere."""
+        """Put a connection into the turn of its first waiter; into none if it has no waiter."""
         for turn in self._turns:
             turn.pop(peer, None)
         if peer.waiting and self._within_connection(peer, peer.waiting[0].size_bytes):
@@ -341,7 +342,7 @@ class Ledger:
             pass
 
     def _serve_one(self) -> bool:
-        """Whether somebody got on."""
+        """Whether a waiter got room."""
         for known, turn in enumerate(self._turns):
             if not turn:
                 continue
@@ -350,7 +351,7 @@ class Ledger:
             if peer.knows(waiter.size_bytes) != known:  # it has read, or got more, meanwhile
                 self._take_turn(peer)
                 return True
-            # Who asks for less does not overtake: else this one might wait for ever.
+            # A waiter that asks for less does not overtake: else this one might wait for ever.
             if self._within_pool(peer, waiter.size_bytes):
                 peer.waiting.popleft()
                 del self._waiters[waiter]
@@ -363,7 +364,7 @@ class Ledger:
     # --- time -------------------------------------------------------------------------------------
 
     def overdue(self, now_s: float) -> tuple[list[Waiter], list[Peer]]:
-        """Who waits in vain and is to be refused, and which connections are to be closed."""
+        """Waiters that are to be refused, and connections that are to be closed."""
         tired = [w for w in self._waiters if w.account.peer.still_s(w.since_s, now_s) >= WAIT_S]
         scarce = self._is_scarce(now_s)
         silent: dict[Peer, None] = {}
@@ -376,7 +377,7 @@ class Ledger:
         return tired, list(silent)
 
     def _is_scarce(self, now_s: float) -> bool:
-        """Whether somebody has waited for what others hold, or would be refused."""
+        """Whether a waiter has waited long for what others hold, or would be refused."""
         first = [next(iter(turn)).waiting[0] for turn in self._turns if turn]
         return self._many_owed or any(now_s - waiter.since_s >= SCARCE_S for waiter in first)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 def tag(field_number: int) -> bytes:
-    """Before a field that tells its length: bytes, text, a message."""
+    """Before a field with a length in front: bytes, text, a message."""
     assert field_number < 16, field_number  # else it is longer than a byte
     return bytes([field_number << 3 | 2])
 

@@ -114,7 +114,7 @@ class ClientApi:
         receives = ReceiveService(writer.pop, storage, core.reader)
 
         def was_reset(group: str, keys: Sequence[QueueKey]) -> None:
-            groups.tell(group)
+            groups.notify(group)
             writer.pop.was_reset(group, keys)
 
         self.resets = OffsetResets(keeper, storage, core.reader, metrics, was_reset)

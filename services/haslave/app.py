@@ -48,7 +48,7 @@ LEAVE_S_MAX = 2.0  # that the announcement may delay a stop
 
 
 class App(MemberApp):
-    """A follower of a broker group; without a lease there is nobody to follow, and it leads."""
+    """A follower of a broker group; without a lease there is no writer to follow, and it leads."""
 
     name = "haslave"
     role = FOLLOWER
@@ -95,7 +95,7 @@ class App(MemberApp):
             log.info("stops without the writer's leave")
 
     def lead(self, lead: Lead, store: FollowerStore, heard_s: float | None) -> None:
-        """The lease is ours. ``heard_s``: when the writer before was heard last."""
+        """The lease is ours. ``heard_s``: when the last frame of the writer before came."""
         self.become(WRITER_MODULE, lead.reason.value, store.appended_offset, heard_s=heard_s)
 
 
@@ -218,11 +218,11 @@ class _Parts:
                 pause_s = min(pause_s, step.look_again_s or pause_s)
 
     def follow(self, step: Follow) -> None:
-        """The lease is another's, or nobody's."""
+        """Another member has the lease, or none."""
         if not self._lease_known:
             self._lease_known = True
             self.registrar.changed()
-        # A connected writer whose lease is gone writes it again: this member goes on following.
+        # A connected writer whose lease is gone writes it again: this member still follows it.
         if step.address or not self.following.connected:
             self.following.follow(step.address)
 

@@ -92,7 +92,9 @@ class Elector:
         """
         known, reading = self.record, await self._lease.read()
         if _holding(reading.record) != _holding(known):
-            raise LeaseConflict("the lease has just changed: see who leads, then say it again")
+            raise LeaseConflict(
+                "the lease has just changed: look which member leads, then repeat the command"
+            )
         until_s = self._clock.boottime_s() + FORCE_DURATIONS * self._duration_s
         self._order = ForcedElection(reading.record, until_s)
         log.warning("ordered to lead, though acknowledged messages may be missing here")
@@ -120,7 +122,7 @@ class Elector:
             await self._lease.write(step.record, reading.version)
             return step.done
         except LeaseConflict:
-            log.info("somebody else has written the lease first")
+            log.info("another member has written the lease first")
             return None
         except LeaseUnavailable as error:
             self._outage.failing(error)
@@ -144,5 +146,5 @@ class Elector:
 
 
 def _holding(record: LeaseRecord | None) -> object:
-    """Of whom a record is, however often it was renewed."""
+    """What identifies one holding of the lease, however often it was renewed."""
     return record and (record.holder, record.epoch, record.opened, record.released)

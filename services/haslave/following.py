@@ -108,13 +108,13 @@ class Following:
         self._left = asyncio.Event()  # a stream on which that was said has ended
 
     def follow(self, address: str) -> None:
-        """Follow the writer at ``address`` from now on; empty: nobody."""
+        """Follow the writer at ``address`` from now on; empty: none."""
         if address != self._address:
             self._address = address
             self._readdressed.set()
 
     async def leave(self) -> None:
-        """Announce the stop. Replication goes on until the writer, which no longer waits for this
+        """Announce the stop. Replication continues until the writer, which no longer waits for this
         member, ends the stream, or until the caller gives up.
         """
         self._leaves = True
@@ -138,23 +138,19 @@ class Following:
                 except VersionUnsupported:
                     raise
                 except CometError as error:
-                    self._tell_end(error)
+                    self._log_end(error)
                 if self._leaves:
                     self._left.set()
                     return
                 self.lost.set()
-            await self._pause(backoff.next_s() if self._address else None)
+            pause_s = backoff.next_s() if self._address else None
+            await race(self._readdressed.wait(), timeout_s=pause_s)
 
-    def _tell_end(self, error: CometError) -> None:
-        # Once: while nobody writes there is an attempt every other second.
+    def _log_end(self, error: CometError) -> None:
+        # Once: while there is no writer there is an attempt every other second.
         before, self._missed = self._missed, (self._address, type(error))
         level = logging.DEBUG if before == self._missed else logging.INFO
         log.log(level, "stream ended", extra=fields(writer=self._address, error=error))
-
-    async def _pause(self, delay_s: float | None) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(delay_s):
-                await self._readdressed.wait()
 
     async def _until_readdressed(self, address: str, backoff: Backoff) -> None:
         try:
@@ -176,7 +172,7 @@ class Following:
 
     async def _agree(self, call: Replicate) -> None:
         view, hello = await self._hello()
-        with suppress(asyncio.InvalidStateError):  # the call has ended already; reading tells why
+        with suppress(asyncio.InvalidStateError):  # the call has ended; reading raises the reason
             await call.write(member_pb2.ReplicateRequest(hello=hello))
         answer = await _read(call)
         with self.refusals.counting(Reason.ORDER):
@@ -195,7 +191,7 @@ class Following:
         epochs = [(epoch.epoch, epoch.start_offset) for epoch in answer.hello.epochs]
         await asyncio.to_thread(self._store.adopt_epochs, epochs)
         assert self._store.epoch == epochs[-1][0], (self._store.epoch, epochs[-1])
-        assert self._store.appended_offset == start, "the log goes on where the writer begins"
+        assert self._store.appended_offset == start, "the writer begins at the end of the log"
         self._storage.watermarks.agreed()
         self.connected = True
         self.adopted.set()
@@ -214,7 +210,7 @@ class Following:
             check_writer(epochs, own)
         with self.refusals.counting(Reason.OFFSET):
             if hello.start_offset < 0:
-                raise ReplicationBroken(f"the writer would go on at {hello.start_offset}")
+                raise ReplicationBroken(f"the writer would begin at {hello.start_offset}")
 
     async def _hello(self) -> tuple[LogView, member_pb2.FollowerHello]:
         store = self._store
@@ -306,7 +302,7 @@ class Following:
                         no_election_ms=self._promise(self._promise_ms),
                         leaving=sent[2],
                     )
-                    with suppress(asyncio.InvalidStateError):  # reading tells why it has ended
+                    with suppress(asyncio.InvalidStateError):  # reading raises why it has ended
                         await call.write(member_pb2.ReplicateRequest(ack=ack))
                 await taken.wait()
                 taken.clear()

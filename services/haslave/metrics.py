@@ -1,4 +1,4 @@
-"""What a follower tells Prometheus about its copy."""
+"""Metrics of a follower's copy of the log."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from services.haslave.following import Following
 
 
 class FollowerCollector(Collector):
-    """Read off at each scrape, in the scraper's thread. The writer tells the same of each of its
-    followers; what a follower says of itself holds without a writer too.
+    """Read off at each scrape, in the scraper's thread. The writer has the same metrics of its
+    followers; those of a follower are there without a writer, too.
     """
 
     def __init__(self, following: Following, member_id: int, lost_bytes: Callable[[], int]) -> None:
@@ -53,7 +53,7 @@ class FollowerCollector(Collector):
         refused = replication_refused(following.refusals)
         lost = GaugeMetricFamily(
             "cometmq_lost_range_bytes",
-            "Log that this member had and its group went on without, kept in the folder `lost`.",
+            "Log that this member had and its group has not, kept in the folder `lost`.",
         )
         lost.add_metric([], self._lost_bytes())
         return [copied, connected, bytes_behind, seconds_behind, refused, held, lost]

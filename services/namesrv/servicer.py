@@ -110,7 +110,7 @@ class NameServicer(namesrv_pb2_grpc.NameServiceServicer):
     async def WatchRoutes(  # type: ignore[override]  # answers with context.write
         self, request_iterator: object, context: Context
     ) -> None:
-        """Reads here, writes in a task; a client that half-closes the call goes on watching."""
+        """Reads here, writes in a task; a client that half-closes the call still gets changes."""
         self._gate.check()
         woken = asyncio.Event()
         watcher = self._watchers.open(woken.set, address_of(context.peer()))

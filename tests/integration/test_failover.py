@@ -274,7 +274,7 @@ async def test_an_epoch_that_no_group_has_is_not_passed_over(
             await acknowledged(group[0], b"a")
             assert reasons(group[0]) == ["first"]
             assert group.lease_record()["epoch"] == 1
-    assert "a name server tells of no group's epoch" in caplog.text
+    assert "a name server reports an impossible epoch" in caplog.text
 
 
 async def test_asynchronous_groups_fail_over_and_keep_what_was_lost_aside(tmp_path: Path) -> None:

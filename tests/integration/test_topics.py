@@ -430,12 +430,12 @@ async def test_shrinking_names_who_is_behind_and_goes_on_later(tmp_path: Path) -
         await broker.commit("elsewhere", ("T", 0, 0, 1))
         await broker.put_topic("U", 1)
         await broker.commit("stranger", ("U", 0, 0, 0))
-        told: list[list[ShrunkTopicView]] = []
+        waits: list[list[ShrunkTopicView]] = []
         shrink = Shrink("T", 2)
-        [view] = await shrink_topic(connection, shrink, timeout_s=0, tell=told.append)
+        [view] = await shrink_topic(connection, shrink, timeout_s=0, on_wait=waits.append)
         assert view.waiting == {"elsewhere": 4, "late": 3}
         assert (view.read_queue_count, view.write_queue_count) == (4, 2)
-        assert told == [[view]]
+        assert waits == [[view]]
         refused = await refusal(broker.send("T", 2, b"no more"))
         assert isinstance(refused, QueueNotFound)
         assert await broker.bodies("T", 3) == [b"x", b"y"], "they are still read"

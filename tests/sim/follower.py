@@ -271,7 +271,7 @@ class Follower(Role):
                     key = (TOPIC, record.queue)
                     self._maxima.push(record.demands, record.end, key, record.number)
         self.marks.raise_to(frame.shown)
-        self._want_flush(max(frame.flush_to, self.marks.told_on_disk))
+        self._want_flush(max(frame.flush_to, self.marks.announced_on_disk))
         self._answers_ms = frame.sent_ms
         self._show()
         self._answer()

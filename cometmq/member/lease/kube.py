@@ -29,7 +29,7 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Where the API is, whom we trust there, and who we are."""
+    """The API's address, the certificates to trust, and our credentials."""
 
     server: str  # https://host:port, or http:// for `kubectl proxy`
     authority: bytes = b""  # PEM; empty: the system's
@@ -87,7 +87,7 @@ def from_kubeconfig(path: Path) -> Access:
 
 
 class KubeApi:
-    """Calls of the API. ``find`` tells, before each of them, how to get there."""
+    """Calls of the API. ``find`` gives its address and credentials, and is called before each."""
 
     def __init__(self, find: Callable[[], Access] = access) -> None:
         self._find = find
@@ -99,11 +99,11 @@ class KubeApi:
         try:
             there = self._find()
         except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
-            raise LeaseUnavailable(f"no Kubernetes API is configured: {_told(error)}") from error
+            raise LeaseUnavailable(f"no Kubernetes API is configured: {_reason(error)}") from error
         try:
             return _exchange(there, method, path, body, timeout_s)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise LeaseUnavailable(f"the API at {there.server}: {_told(error)}") from error
+            raise LeaseUnavailable(f"the API at {there.server}: {_reason(error)}") from error
 
 
 def _exchange(
@@ -130,6 +130,6 @@ def _exchange(
         connection.close()
 
 
-def _told(error: Exception) -> str:
-    """With its kind: of many an error the text alone says little."""
+def _reason(error: Exception) -> str:
+    """With the name of its class: the text of many errors alone says little."""
     return f"{type(error).__name__}: {error}"

@@ -80,14 +80,14 @@ class LeaseHolder:
         return self._state.electable_others()
 
     def is_valid(self, promised_until_s: Callable[[ReplicaId], float]) -> bool:
-        """Whether nobody else can be the writer now."""
+        """Whether no other member can be the writer now."""
         return self._state.is_valid(self._clock.boottime_s(), promised_until_s)
 
     # --- what is written --------------------------------------------------------------------------
 
     def serve(self, storage: ServedStorage) -> None:
         """From now on each write carries by which marks consumers see messages, and ``storage``
-        settles whenever what stands in the lease, or may stand there, has changed.
+        settles whenever the content of the lease, or what it may be, has changed.
         """
         assert self._served is None, "a lease is held for one storage"
         self._served = storage
@@ -119,8 +119,8 @@ class LeaseHolder:
 
     @asynccontextmanager
     async def renewed(self) -> AsyncIterator[None]:
-        """Renew at once, and as long as the block lasts. Whether the lease is still ours afterwards
-        the next write tells.
+        """Renew at once, and as long as the block lasts. The next write of the lease shows whether
+        it is still ours.
         """
         renewing = asyncio.ensure_future(self._renew())
         try:
@@ -134,8 +134,8 @@ class LeaseHolder:
         await self.run()
 
     async def run(self) -> None:
-        """Renew until cancelled; raises Deposed. While the lease cannot be reached the writer goes
-        on: as long as its followers' promises last its acknowledgements are good.
+        """Renew until cancelled; raises Deposed. While the lease cannot be reached the writer still
+        writes: it may acknowledge for as long as the promises of its followers last.
         """
         while True:
             await asyncio.sleep(self._renew_s)
@@ -145,19 +145,19 @@ class LeaseHolder:
                 await self._try(self._state.renewal())
 
     async def put_sets(self, wanted: Callable[[], tuple[ReplicaIds, ReplicaIds]]) -> None:
-        """Try to change who is in sync and who is electable; what came of it shows in
-        :meth:`must_acknowledge` and :meth:`electable_others`. Raises Deposed.
+        """Try to write the in-sync set and the electable members. :meth:`must_acknowledge` and
+        :meth:`electable_others` show the result. Raises Deposed.
 
-        ``wanted`` is asked when the turn has come, right before the write: while we waited, more
-        may have been acknowledged than somebody has who could have been added before.
+        ``wanted`` is called right before the write: while this call waited for its turn, messages
+        may have been acknowledged that a member lacks which could have joined before.
         """
         async with self._one_at_a_time:
             if not self._released:
                 await self._try(self._state.with_sets(*wanted()))
 
     async def pass_over(self, epoch: int) -> bool:
-        """Try to write that our next epoch is to be above ``epoch``. True: that stands there under
-        our name; False: nothing is known. Raises Deposed.
+        """Try to write that our next epoch is to be above ``epoch``. True: the lease has that, and
+        is ours; False: it is not known. Raises Deposed.
         """
         async with self._one_at_a_time:
             if self._released:
@@ -168,7 +168,7 @@ class LeaseHolder:
     async def release(self, transfer_to: int, log_end: int) -> None:
         """Give the lease to another member. The log must be sealed.
 
-        LeaseUnavailable: it was not written, and never will be: the writer may go on. Deposed.
+        LeaseUnavailable: it was not written, and never will be: the writer may continue. Deposed.
         """
         async with self._one_at_a_time:
             assert not self._released, "a lease is released once"

@@ -62,10 +62,6 @@ def _replica_id(replica_id: ReplicaId) -> member_pb2.ReplicaId:
     return member_pb2.ReplicaId(member_id=replica_id.member_id, store_id=replica_id.store_id)
 
 
-def _silence() -> OutageLogger:
-    return OutageLogger(log, logging.INFO, "no answer from a peer", "the peer answers again")
-
-
 class Peers:
     """The other members of the group, by id. ``addresses`` is None when they are not configured."""
 
@@ -79,7 +75,8 @@ class Peers:
         self._broker_group = broker_group
         self._addresses = addresses or {}
         self._secret = secret
-        self._outage = {member: _silence() for member in self._addresses}
+        lines = (log, logging.INFO, "no answer from a peer", "the peer answers again")
+        self._outage = {member: OutageLogger(*lines) for member in self._addresses}
 
     async def ask(self, member_ids: Iterable[int]) -> dict[int, Peer]:
         """The replicas of these members, without those that do not answer or have no address."""
@@ -108,7 +105,7 @@ class Peers:
             )
             return None
         if answer.epoch > EPOCH_MAX:
-            log.error("a peer tells of no group's epoch", extra=fields(member=member_id))
+            log.error("a peer reports an impossible epoch", extra=fields(member=member_id))
             return None
         return Peer(
             member_id,

@@ -13,7 +13,7 @@ import json
 import math
 import os
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -31,13 +31,13 @@ T = TypeVar("T")
 
 DEADLINE_S = 2.0  # of one reading or writing: a lease lasts long enough for several
 LOCK_RETRY_S = 0.01
-NOT_THERE = ""  # the version of a lease that nobody has written
+NOT_THERE = ""  # the version of a lease that was never written
 # The advice about a lease that cannot be parsed. A live writer loses nothing by it.
 MEND = "remove it while all members of the group run: the one with the longest log leads"
 
 
 class Reading(NamedTuple):
-    """The lease at one moment. ``record`` is None while nobody has written one."""
+    """The lease at one moment. ``record`` is None until the first one is written."""
 
     record: LeaseRecord | None
     version: str
@@ -63,7 +63,7 @@ def open_lease(url: str, group: str) -> Lease:
 
 
 def _of_group(record: LeaseRecord | None, group: str, where: object) -> LeaseRecord | None:
-    """Of a lease's reading; another group's record says nothing of ours."""
+    """The record, after a check that it is of ``group``. Raises LeaseUnavailable."""
     if record is not None and record.group != group:
         raise LeaseUnavailable(f"{where} is the lease of {record.group}: see the option lease")
     return record
@@ -105,7 +105,7 @@ class _OneAtATime:
                 settle = partial(answer.set_result, work())
             except Exception as error:
                 settle = partial(answer.set_exception, error)
-            with suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+            with suppress(RuntimeError):  # the loop is closed: no caller waits
                 loop.call_soon_threadsafe(end, settle)
 
         # Not the loop's executor: what hangs there keeps a process from ending.
@@ -114,7 +114,7 @@ class _OneAtATime:
             thread.start()
         except RuntimeError as error:
             self._turn.release()
-            raise LeaseUnavailable(f"nobody can ask about the lease: {error}") from error
+            raise LeaseUnavailable(f"no thread can read the lease: {error}") from error
         return answer
 
 
@@ -197,7 +197,7 @@ class KubernetesLease:
     in annotations.
 
     A version is ``uid/resourceVersion``. Without the uid the API would take the replacement of a
-    Lease that somebody has deleted for the wish to make it.
+    deleted Lease for its creation.
     """
 
     def __init__(self, namespace: str, name: str, group: str, api: KubeApi | None = None) -> None:
@@ -228,7 +228,8 @@ class KubernetesLease:
         body = body_of(record, self._last, datetime.now(UTC))
         uid, _, number = version.partition("/")
         known = {"uid": uid, "resourceVersion": number} if version != NOT_THERE else {}
-        body["metadata"] = {**_without(body["metadata"], _VERSION), **self._place, **known}
+        fields = {name: value for name, value in body["metadata"].items() if name not in _VERSION}
+        body["metadata"] = {**fields, **self._place, **known}
         method, path = ("PUT", self._one) if known else ("POST", self._all)
         self._last = self._checked(*self._api.call(method, path, body, DEADLINE_S))
         return _version_of(self._last)
@@ -260,10 +261,6 @@ def _version_of(body: Body) -> str:
     return f"{body['metadata']['uid']}/{body['metadata']['resourceVersion']}"
 
 
-def _without(fields: Body, names: Collection[str]) -> Body:
-    return {name: value for name, value in fields.items() if name not in names}
-
-
 def body_of(record: LeaseRecord, before: Body, now: datetime) -> Body:
     """The Lease object for a record, as a change of the one before."""
     spec = dict(before.get("spec") or {})
@@ -278,7 +275,7 @@ def body_of(record: LeaseRecord, before: Body, now: datetime) -> Body:
     spec["leaseDurationSeconds"] = max(1, math.ceil(record.duration_s))
     spec["renewTime"] = stamp
     fields = {PREFIX + key: json.dumps(value) for key, value in record.fields().items()}
-    # Fields that only another release knows go, as from a file: nobody says them of this record.
+    # Fields that only another release knows are dropped, as from a file: this record has none.
     notes = (metadata.get("annotations") or {}).items()
     others = {key: text for key, text in notes if not key.startswith(PREFIX)}
     metadata["annotations"] = {**others, **fields}
@@ -291,7 +288,7 @@ def body_of(record: LeaseRecord, before: Body, now: datetime) -> Body:
 
 
 def record_of(body: Body) -> LeaseRecord | None:
-    """The record in a Lease object; None: somebody made the object, but nobody wrote to it yet."""
+    """The record in a Lease object; None: the object exists, and no member wrote to it yet."""
     annotations = body["metadata"].get("annotations") or {}
     ours = {k.removeprefix(PREFIX): v for k, v in annotations.items() if k.startswith(PREFIX)}
     if not ours:
@@ -304,7 +301,7 @@ def record_of(body: Body) -> LeaseRecord | None:
 
 
 def _value(key: str, text: str) -> Any:
-    """Of a field, None where nobody needs to understand it. Raises ValueError."""
+    """The value of a field; None: it does not parse, and is not needed. Raises ValueError."""
     try:
         return json.loads(text)
     except ValueError:

@@ -47,8 +47,8 @@ def read_before_damage(
 
 
 def _matching(units: bytes, codes: frozenset[int]) -> Iterator[tuple[int, Span]]:
-    """(index, span) of the units that pass, and of those that stand for lost messages, whose tags
-    nobody knows.
+    """(index, span) of the units that pass, and of the units of lost messages, whose tags are not
+    known.
     """
     for index, (log_offset, size, code) in enumerate(queueunit.iterate(units)):
         if not codes or code & 0xFFFFFFFF in codes or size == queueunit.LOST_SIZE:

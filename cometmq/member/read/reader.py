@@ -112,7 +112,7 @@ class Reader:
 
     async def pull(self, query: PullQuery, room: Room) -> PullAnswer:
         """Raises what the topic table, the generations and the limits raise (cometmq.errors), what
-        ``room`` raises, and StoreDamaged, which says where to go on.
+        ``room`` raises, and StoreDamaged, whose text has the next readable offset.
         """
         try:
             answer = await self._pull(query, room)
@@ -329,7 +329,7 @@ class Reader:
         return record.decode(found).store_time_ms if found else 0
 
     async def message(self, log_offset: int) -> record.Record:
-        """The message that stands at a log offset. Raises MessageNotFound, also for what is not
+        """The message at a log offset. Raises MessageNotFound, also for what is not
         readable yet.
         """
         return (await self.raw_message(log_offset))[1]
@@ -337,7 +337,7 @@ class Reader:
     async def raw_message(self, log_offset: int) -> tuple[bytes, record.Record]:
         """As :meth:`message`, with the record's bytes."""
         store = self._storage.store
-        missing = MessageNotFound(f"no readable message stands at log offset {log_offset}")
+        missing = MessageNotFound(f"there is no readable message at log offset {log_offset}")
 
         def read_record(nowait: bool) -> bytes:
             return store.read_record(log_offset, nowait=nowait)
@@ -366,7 +366,7 @@ class Reader:
         return bool(unit) and queueunit.unit_at(unit, 0)[0] == found.log_offset
 
     def flush_promptly(self) -> None:
-        """Somebody found nothing: what is on its way to the disk is to be there at once."""
+        """A reader found nothing: what is on its way to the disk is to be there at once."""
         self._storage.flusher.flush_promptly()
 
     async def aside(self, search: Callable[[], T]) -> T:

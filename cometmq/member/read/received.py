@@ -35,9 +35,9 @@ async def read_offsets(
     *,
     with_hidden: bool = False,
 ) -> list[tuple[int, bytes | CometError]]:
-    """The records of these messages of a queue, or why one cannot be read: MessageNotFound and
-    StoreDamaged for good; OffsetInvalid until consumers may see it, unless ``with_hidden``. As many
-    as have ``bytes_max`` together, at least one. Raises StoreFailed, Shortage.
+    """The records of these messages of a queue, or why one cannot be read. MessageNotFound and
+    StoreDamaged are final. OffsetInvalid: consumers may not see it yet; not with ``with_hidden``.
+    As many as have ``bytes_max`` together, at least one. Raises StoreFailed, Shortage.
     """
     low, readable, appended = storage.bounds(key)
     bounds = low, appended if with_hidden else readable, appended
@@ -64,7 +64,7 @@ def _read(
         if low <= offset < readable:
             one = _one(store, key, offset, nowait=nowait)
         elif readable <= offset < appended:
-            # An earlier writer gave it out. This one does not know yet who has a copy.
+            # An earlier writer delivered it. This one does not know yet which members have a copy.
             one = _hidden(key, offset)
         else:  # above the end: a fault took it back
             one = _gone(key, offset)

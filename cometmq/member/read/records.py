@@ -25,7 +25,7 @@ def span_of(storage: BaseStorage, queue: QueueKey, offset: int) -> Span:
     topic, queue_id = queue
     if not 0 <= offset < readable:
         raise OffsetInvalid(
-            f"queue {queue_id} of {topic} ends at {readable}: nobody can have read {offset}"
+            f"queue {queue_id} of {topic} ends at {readable}: no consumer can have read {offset}"
         )
     if offset < low:
         raise MessageNotFound(

@@ -1,5 +1,5 @@
-"""Whom a consumer is sent to next: the rule of :mod:`cometmq.messaging.replica_selection`, with
-what this machine has for memory.
+"""The member that a consumer reads from next: the rule of
+:mod:`cometmq.messaging.replica_selection`, with the memory of this machine.
 """
 
 from __future__ import annotations

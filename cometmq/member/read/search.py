@@ -18,12 +18,12 @@ COUNT_MAX = 64  # RocketMQ's maxMsgsNumBatch
 COUNT_DEFAULT = 32
 BYTES_MAX = 4 * 1024 * 1024
 READS_MAX = 16_384  # messages that are looked at for one answer, a third of a second in memory
-QUEUES_AT_ONCE = 16  # that are searched by time before somebody else has the thread
+QUEUES_AT_ONCE = 16  # that are searched by time before another caller gets the thread
 
 
 @dataclass(frozen=True, slots=True)
 class KeyQuery:
-    """What somebody looks for. ``is_unique_id``: not among the keys, but as the producer's id."""
+    """A search. ``is_unique_id``: not among the keys, but as the producer's id."""
 
     topic: str
     key: str
@@ -44,7 +44,7 @@ class KeyAnswer:
 
 @dataclass(frozen=True, slots=True)
 class TimeAnswer:
-    """Where a time is in a queue. ``store_time_ms`` 0: no message stands there."""
+    """Where a time is in a queue. ``store_time_ms`` 0: there is no message."""
 
     position: Position
     store_time_ms: int

@@ -42,7 +42,7 @@ def scan_before_damage(
     limits: Limits,
 ) -> tuple[bytes, Choice]:
     """As :func:`scan`, up to the first damaged message. Blocking. Raises StoreDamaged when the
-    message at ``offset`` is damaged, whether the filter wants it or not: nobody can tell.
+    message at ``offset`` is damaged, because the filter cannot be applied to it.
     """
     wanted = min(count, pull.SCAN_COUNT_MAX)
     window = (wanted, SQL_SCAN_BYTES_MAX)

@@ -3,7 +3,7 @@
 A consumer that works through a backlog takes all that a core gives, and every send then waits in
 the same process: on two cores its 99th percentile rose from 8 to 60 ms and more. So while the log
 grows, all catch-up reads together get a fixed rate, and in any case twice what comes in, else a
-reader would never arrive. Nothing is slowed while nobody sends, and nobody who reads near the end.
+reader would never arrive. No reader is slowed while no producer sends, or when it is near the end.
 RocketMQ's counterpart is the flow control of cold reads (100 MiB/s for a broker, off by default).
 
 Pure; time is passed in.

@@ -1,4 +1,4 @@
-"""What every member answers on its internal port about itself: reads. Who writes, adds changes."""
+"""What every member answers on its internal port about itself: reads. A writer adds changes."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class ArrivalsServicer:
 
 
 def _check_delivered(one: member_pb2.InlineDelivery) -> None:
-    # A counter that an absurd number went into tells nothing any more.
+    # One absurd number would make the counter useless.
     if one.message_count > DELIVERED_MAX or one.record_bytes > DELIVERED_BYTES_MAX:
         raise InvalidRequest(
             f"inline_deliveries: at most {DELIVERED_MAX} messages and {DELIVERED_BYTES_MAX} bytes"

@@ -1,4 +1,4 @@
-"""What every member answers on its client port: reads. Who writes, adds the rest."""
+"""What every member answers on its client port: reads. A writer adds the rest."""
 
 from __future__ import annotations
 

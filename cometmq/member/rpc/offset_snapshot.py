@@ -1,4 +1,4 @@
-"""One look at all queues and groups, for the lag job: how far everybody is, and since when.
+"""One look at all queues and groups, for the lag job: the progress of each, and its times.
 
 Two things make numbers of lag wrong elsewhere: an end of a queue that was read before the group's
 offset (negative lag), and an unknown number that became 0. So minimum, maximum, generation and all
@@ -7,7 +7,7 @@ the wire, where 0 can mean nothing else (store times), or absent (positions).
 
 Store times are read afterwards: the message at an offset never changes while its queue lives. Hot
 pages are read on the loop, cold ones in a thread. Work is done in pieces that are small enough for
-the loop; between them everybody else has a turn.
+the loop; between them other tasks have a turn.
 """
 
 from __future__ import annotations
@@ -192,8 +192,8 @@ class OffsetSnapshot:
             found = record.decode(self._store.read_records([(log_offset, size)], nowait=nowait))
         except (MessageNotFound, StoreDamaged):
             return 0  # what cannot be read has no time; its consumer gets the error
-        stands = (found.topic, found.queue_id, found.queue_offset) == (*key, offset)
-        return found.store_time_ms if stands else 0
+        is_found = (found.topic, found.queue_id, found.queue_offset) == (*key, offset)
+        return found.store_time_ms if is_found else 0
 
 
 def queue_proto(row: QueueRow) -> broker_pb2.QueueSnapshot:

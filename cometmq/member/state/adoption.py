@@ -73,7 +73,7 @@ def read(candidates: Mapping[str, Sequence[bytes]]) -> Tables:
 
 
 def read_exported(folder: Path) -> Tables:
-    """What our own exports tell; nothing of a file that does not parse."""
+    """The tables of our own exports; nothing of a file that does not parse."""
     found: dict[str, bytes] = {}
     for name in layout.SNAPSHOTS:
         for path in (folder / name, folder / f"{name}.bak"):

@@ -103,7 +103,7 @@ class FollowerStorage(BaseStorage):
         # What the writer has on its disk is synced here at once too: a send or a reader waited for
         # it there, or the writer's interval was over. So a follower needs no rule of its own. What
         # consumers see without any disk is synced when a reader here waits for it.
-        on_disk = self.watermarks.told_on_disk
+        on_disk = self.watermarks.announced_on_disk
         self.flusher.demand(min(on_disk, self.store.appended_offset))
 
     def _flushed(self, position: int) -> None:
@@ -203,7 +203,7 @@ def _unseen(store: BaseStore) -> ReadableMaxima:
 class FollowerState:
     """The state of a follower: records wait until they are visible, then they change ``state``.
 
-    ``whole``: ``state`` is what the log tells so far. Else it is empty until a snapshot comes.
+    ``whole``: ``state`` is the state in the log so far. Else it is empty until a snapshot comes.
     Invariant: the waiting records are in log order.
     """
 

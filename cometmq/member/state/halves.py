@@ -34,8 +34,8 @@ def open_halves(
     rules: CheckRules,
     now: Now,
 ) -> list[int]:
-    """Fill ``table``, which knows its progress. ``ended``: the halves that the log's end tells of,
-    by their log offsets. Answers the offsets of those of them that the op queue does not list: an
+    """Fill ``table``, which knows its progress. ``ended``: the halves whose ends are records of the
+    end of the log, by log offset. Answers the offsets of those that the op queue does not list: an
     op record has to.
     """
     low, end = store.queue_bounds(HALF_TOPIC, QUEUE_ID)
@@ -133,7 +133,7 @@ def _read_some(store: BaseStore, some: Sequence[tuple[int, Span]]) -> Iterator[t
 
 
 def _remember(store: BaseStore, table: HalfTable, ended: Mapping[int, EndedHalf]) -> None:
-    """What became of the halves that the log's end tells of: their producers may ask again."""
+    """Keep the results of halves whose ends lie at the end of the log: producers may ask again."""
     found: dict[int, EndedHalf] = {}
     for log_offset, became in ended.items():
         with suppress(MessageNotFound, StoreDamaged):

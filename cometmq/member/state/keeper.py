@@ -98,7 +98,7 @@ class _Turn:
 
     def __init__(self, write: Callable[[], None]) -> None:
         self._write = write
-        self._written: asyncio.Future[None] | None = None  # None: nobody waits in this turn
+        self._written: asyncio.Future[None] | None = None  # None: no caller waits in this turn
 
     async def ended(self) -> None:
         """Raises what ``write`` raises."""

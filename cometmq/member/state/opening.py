@@ -65,7 +65,7 @@ NewState: TypeAlias = Callable[[], BrokerState]
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An open store, the state that its log tells, and how long it took. ``delays``: how far each
+    """An open store, the state in its log, and how long it took. ``delays``: how far each
     level of delayed messages was delivered, up to the log's last record. ``stored_ms``: the store
     time of the last record before this opening; 0: there was none.
     """
@@ -208,8 +208,8 @@ def _begin_handover(timers: TimerHandover) -> None:
 def _open_halves(
     store: MessageStore, state: BrokerState, config: MemberConfig, host: bytes, clock: Clock
 ) -> None:
-    """The half messages that are open. Those that a crash left without an op record get one: the
-    log's end tells of them this time only.
+    """The half messages that are open. Ended ones that a crash left without an op record get one:
+    only this start reads their ends from the end of the log.
     """
     low, end = store.queue_bounds(HALF_TOPIC, QUEUE_ID)
     if low < end:
@@ -235,7 +235,7 @@ class _WriterApproval:
         self.state = new_state()
         self.tables = Tables()
         self.exported = Tables()  # by us
-        self.commits: Commits = {}  # that a damaged log still tells
+        self.commits: Commits = {}  # that are readable in a damaged log
         self._new_state = new_state
         self._folder = folder
         self._log_end = log_end
@@ -298,7 +298,7 @@ def _refuse_unknown_queues(store: Preview, state: BrokerState) -> None:
         if deleted_at.get(topic, -1) < last:
             raise StoreDamaged(
                 f"queue {queue_id} of {topic} has messages, and the state in the log neither knows "
-                f"the topic nor tells of its deletion: a part of the log is lost, or another "
+                f"the topic nor its deletion: a part of the log is lost, or another "
                 f"store's. {rebuild_advice(store)}"
             )
 

@@ -31,7 +31,7 @@ _ATTEMPT = 1  # each was delivered once, as far as is known
 
 
 class PopAdoption:
-    """Reads, then tells the state. :meth:`takes` comes first."""
+    """Reads RocketMQ's revive log, then changes the state. Call :meth:`takes` first."""
 
     def __init__(self, store: BaseStore, state: BrokerState) -> None:
         self._store = store

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Protocol
 
 from cometmq.errors import MessageNotFound, StateTooNew, StoreDamaged
@@ -95,7 +96,7 @@ def rebuild_advice(store: Source) -> str:
 def load(
     store: Source, new_state: Callable[[], BrokerState], counted: Counted | None = None
 ) -> BrokerState:
-    """The state as the log tells it: the newest complete snapshot and the changes after it. Puts
+    """The state in the log: the newest complete snapshot and the changes after it. Puts
     into ``counted`` how far queues had counted then. Raises StoreDamaged, StateTooNew.
     """
     counted = {} if counted is None else counted
@@ -177,16 +178,15 @@ def load_what_is_left(
         if unit[1] > queueunit.LOST_SIZE:
             with suppress(StoreDamaged, MessageNotFound):  # or it speaks of what is lost
                 found = record.decode(store.read_records([unit[:2]]))
-                for change in decode(found.body):
-                    if isinstance(change, OffsetsCommitted):
-                        for c in change.commits:
-                            commits[c.group, c.topic, c.queue_id] = c.position.offset
+                changes = [one for one in decode(found.body) if isinstance(one, OffsetsCommitted)]
+                for c in chain.from_iterable(one.commits for one in changes):
+                    commits[c.group, c.topic, c.queue_id] = c.position.offset
                 loader.feed(found.tag, found.body)
     return loader.state, commits
 
 
 def keep_from(store: BaseStore) -> int:
-    """Log offset from which on retention keeps everything, so that the log still tells the state
+    """Log offset from which on retention keeps everything, so that the log still has the state
     after a crash or a cut took its end: where the last but one complete snapshot on the disk
     begins. The log's start while there are no two.
     """
@@ -199,7 +199,7 @@ def keep_from(store: BaseStore) -> int:
         high -= 1
     tags = _tags_newest_first(store, low, high)
     last = find_copy_start(tags)
-    before = None if last is None else find_copy_start(tags)  # goes on where the first stopped
+    before = None if last is None else find_copy_start(tags)  # continues behind it
     if last is None or before is None:
         return store.min_offset
     first = high - 1 - last - 1 - before
@@ -233,9 +233,9 @@ def oldest_delayed(store: BaseStore, delivered: Mapping[int, int]) -> int:
 
 
 def newest_progress(store: Source) -> int:
-    """Log offset of the newest record that tells how far the log was looked through, and how far
-    delayed messages were delivered: a change, or the begin of the newest complete snapshot. What
-    the log has done since stands behind it.
+    """Log offset of the newest record with how far the log was looked through, and how far delayed
+    messages were delivered: a change, or the begin of the newest complete snapshot. All later
+    progress is in records behind it.
     """
     low, high = store.queue_bounds(STATE_TOPIC, STATE_QUEUE_ID)
     if low == high:
@@ -324,8 +324,8 @@ def _records(
 
 
 def topic_deletions(store: Source, log_offset: int) -> dict[str, int]:
-    """The topics that were deleted from ``log_offset`` on, each with where the last record of its
-    deletion stands in the log.
+    """The topics that were deleted from ``log_offset`` on, each with the log offset of the last
+    record of its deletion.
     """
     low, high = store.queue_bounds(STATE_TOPIC, STATE_QUEUE_ID)
     first = high

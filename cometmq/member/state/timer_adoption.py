@@ -78,7 +78,7 @@ def _name_of(found: Record) -> str:
 
 
 def records_of(store: BaseStore, key: QueueKey, first: int, end: int) -> Iterator[Record]:
-    """Those of the queue that are there, in order."""
+    """The readable records of a queue from ``first`` to ``end``, in order."""
     while first < end:
         units = store.read_units(*key, first, min(UNITS_AT_ONCE, end - first))
         for place, size, _ in queueunit.iterate(units):

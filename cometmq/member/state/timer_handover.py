@@ -69,7 +69,7 @@ class TimerHandover:
                     path.unlink(missing_ok=True)
 
     def finish(self) -> None:
-        """List what waits: nobody changes the table any more. Raises OSError."""
+        """List what waits; the table must not change any more. Raises OSError."""
         low, end = self._store.queue_bounds(*TIMER_QUEUE)
         first = max(low, self._table.rolled)
         room = min(LISTED_MAX, units_max(self._file_bytes) - 1)

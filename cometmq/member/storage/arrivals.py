@@ -8,7 +8,7 @@ own units, once for all messages since the last arrival that was sent.
 A stream may want the messages themselves, where they are few. It gets them with a few arrivals
 after each wish, so that a queue without waiting holds soon sends none.
 
-Groups that receive (POP) get messages of a queue back. Streams hear of that the same way: a watch
+Groups that receive (POP) get messages of a queue back. Streams report that the same way: a watch
 remembers the groups, and sends the number of the newest return of each.
 
 Invariants: a queue whose state differs from what was sent is pending in its watch; inline messages
@@ -99,7 +99,7 @@ class Watch:
         self._wake()
 
     def note_returns(self, key: QueueKey, counts: Iterable[tuple[str, int]]) -> None:
-        """These groups got so many messages of the queue back."""
+        """Add to each group how many messages of the queue it got back."""
         returned = self._returned.setdefault(key, {})
         for group, count in counts:
             returned[group] = returned.get(group, 0) + count

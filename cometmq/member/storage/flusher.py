@@ -200,19 +200,19 @@ class Flusher:
         while (asked := self._loops.get()) is not None:
             loop, asked_ns = asked
             recorder.note(Stage.THREAD_WAIT, asked_ns)
-            goes_on = True
-            while goes_on:
+            is_next_begun = True
+            while is_next_begun:
                 result: float | Exception | None = None
                 try:
                     if not self._store.flush_log_while_wanted(self._write_fd):
                         started_s = self._clock.monotonic_s()
                         self._store.flush_log()
                         result = self._clock.monotonic_s() - started_s
-                    goes_on = self._demanded > self._store.flushed_offset
+                    is_next_begun = self._demanded > self._store.flushed_offset
                 except Exception as error:
-                    result, goes_on = error, False
+                    result, is_next_begun = error, False
                 try:
-                    loop.call_soon_threadsafe(self._ended, result, goes_on)
+                    loop.call_soon_threadsafe(self._ended, result, is_next_begun)
                 except RuntimeError:  # the loop is closed
                     break
 
@@ -225,15 +225,15 @@ class Flusher:
         self._last_sync_s = self._clock.monotonic_s()
         begun_ns = recorder.now_ns() - int(seconds * 1e9)
         recorder.note_limited(Stage.FLUSH, begun_ns, self._store.flushed_offset)
-        # Not where that sync began: the loop may have heard of a later one before.
+        # Not where that sync began: the loop may have handled a later one before.
         self._on_flushed(self._store.flushed_offset, seconds)
 
-    def _ended(self, result: float | Exception | None, goes_on: bool) -> None:
-        """The thread has synced for ``result`` seconds, or failed. None: the pipe tells how long.
-        ``goes_on``: the thread has begun the next sync.
+    def _ended(self, result: float | Exception | None, is_next_begun: bool) -> None:
+        """The thread has synced for ``result`` seconds, or failed. None: the pipe has the duration.
+        ``is_next_begun``: the thread has begun the next sync.
         """
         assert self._syncing
-        self._syncing = goes_on
+        self._syncing = is_next_begun
         if self._failed is None or self._failed.done():  # `run` has ended
             return
         if isinstance(result, Shortage):  # nothing was written or synced: nothing is lost

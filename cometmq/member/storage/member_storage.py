@@ -515,8 +515,9 @@ class MemberStorage(BaseStorage):
             raise BrokerDraining("the writer hands its role over")
 
     def check_room(self, size_bytes: int) -> None:
-        """Raises DiskFull while sends are refused, of so many bytes. The member's own records go on
-        as long as the disk takes them: a full disk must not stop consumption, nor its own cleaning.
+        """Raises DiskFull while sends of so many bytes are refused. The member's own records are
+        appended as long as the disk takes them: a full disk must not stop consumption, nor its own
+        cleaning.
         """
         if self.refusal:
             raise DiskFull(self.refusal)

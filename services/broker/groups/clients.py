@@ -16,7 +16,7 @@ CLIENTS_PER_PAGE_MAX = 1_000
 
 @dataclass(frozen=True, slots=True, order=True)
 class Client:
-    """``number``: of its stream. A producer has no group, and no name before it tells one."""
+    """``number``: of its stream. A producer has no group, and no name until it sends one."""
 
     group: str
     client_id: str
@@ -89,9 +89,9 @@ class ClientList:
     def page(
         self, *, producers: bool, group: str, after: str, count_max: int, client_id: str = ""
     ) -> tuple[list[Client], str]:
-        """So many producers, or members of a group, or of all when it is empty; of one name, or of
-        all when it is empty; and where the next page begins, empty: there is none. Raises
-        InvalidRequest.
+        """At most ``count_max`` producers, or members of ``group`` (empty: of all groups), with
+        ``client_id`` if it is not empty. And the start of the next page; empty: there is none.
+        Raises InvalidRequest.
         """
         if not 0 <= count_max <= CLIENTS_PER_PAGE_MAX:
             raise InvalidRequest(f"max_count is 0 to {CLIENTS_PER_PAGE_MAX}, not {count_max}")

@@ -98,17 +98,14 @@ class GroupCoordinator(GroupReads):
         """
         while not self.is_there(name):
             _check_mode(name, mode)
-            if name.startswith(BROADCAST_PREFIX):
-                self._check_broadcasters()
+            is_broadcaster = name.startswith(BROADCAST_PREFIX)
+            if is_broadcaster and len(self._broadcasters()) >= BROADCASTERS_MAX:
+                raise LimitExceeded(
+                    f"offsets of {BROADCASTERS_MAX} broadcasting clients are kept here "
+                    "(BROADCASTERS_MAX)"
+                )
             self._creations.take(address, self._clock.monotonic_s())
             await self._keeper.create_group(name, GroupPolicy(mode=mode))
-
-    def _check_broadcasters(self) -> None:
-        if len(self._broadcasters()) >= BROADCASTERS_MAX:
-            raise LimitExceeded(
-                f"offsets of {BROADCASTERS_MAX} broadcasting clients are kept here "
-                "(BROADCASTERS_MAX)"
-            )
 
     def _broadcasters(self) -> list[str]:
         """Groups that keep the offsets of one broadcasting client."""
@@ -183,7 +180,7 @@ class GroupCoordinator(GroupReads):
     async def change_group(
         self, name: str, wanted: Callable[[GroupSettings | None], GroupSettings]
     ) -> tuple[GroupSettings, bool]:
-        """Create a group or change its settings, as :meth:`StateKeeper.change_group` does, and tell
+        """Create a group or change its settings, as :meth:`StateKeeper.change_group`, and notify
         its members. Raises GroupNameInvalid, InvalidRequest, and what the keeper raises.
         """
 
@@ -200,7 +197,7 @@ class GroupCoordinator(GroupReads):
                 await leaving.enter_async_context(self._leaving_pop(name))
             settings, created = await self._keeper.change_group(name, checked)
         await self._fit_topics(settings)
-        self._groups.tell(name)
+        self._groups.notify(name)
         return settings, created
 
     async def _fit_topics(self, settings: GroupSettings) -> None:
@@ -356,8 +353,8 @@ def _group_of(config: TopicConfig) -> str:
 
 
 def _check_mode(group: str, mode: ConsumeMode) -> None:
-    """GroupNameInvalid: the group is to receive, and its retry topic cannot have its name. What
-    fails would stand in the way of all that comes behind it.
+    """GroupNameInvalid: the group is to receive, and the name of its retry topic would be invalid.
+    A message that fails could not be sent back, and would block all messages behind it.
     """
     if mode is ConsumeMode.POP:
         retry.retry_topic(group)

@@ -1,4 +1,4 @@
-"""The members of consumer groups: one open stream is one member, and hears of every change of its
+"""The members of consumer groups: one open stream is one member, and gets every change of its
 group. A static member stays for its session after its stream has ended.
 """
 
@@ -16,18 +16,18 @@ from cometmq.model import Subscription
 from cometmq.v1 import broker_pb2
 from services.broker.groups.questions import Questioned
 
-# Changes of a group within this time are told together, so that a group of n members is told of n
-# changes in fewer than n times n messages. 10,000 members are told once a second.
+# Changes of a group within this time are sent together, so that a group of n members gets n
+# changes in fewer than n times n messages. 10,000 members are notified once a second.
 PAUSE_S_PER_MEMBER = 0.0001
-# Where a group's settings say so, members hear of each other only so often: well within the time
+# Where a group's settings say so, members are notified of each other only so often: within the time
 # that a client waits for a queue to be handed over.
 NOTICE_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a client's stream comes from: as the network tells it, and its program as the client
-    tells it.
+    """Where a client's stream comes from: its network address, and the program that the client
+    names.
     """
 
     address: str = ""  # host:port
@@ -46,7 +46,7 @@ NOBODY = Membership(0, ())
 
 class Groups:
     """The members of all groups, and the streams that hold them. Belongs to the event loop.
-    ``is_notified``: whether a group's members hear at once of each other. ``forgotten`` gets the
+    ``is_notified``: whether a group's members learn of each other at once. ``forgotten`` gets the
     origin of a member that was away and is no longer kept.
     """
 
@@ -63,7 +63,7 @@ class Groups:
         self._streams: defaultdict[str, set[MemberStream]] = defaultdict(set)
         self._newest: dict[tuple[str, str], MemberStream] = {}  # by group and client id
         self._away: dict[tuple[str, str], Origin] = {}
-        self._told_s: dict[str, float] = {}  # when groups with members were told last
+        self._notified_s: dict[str, float] = {}  # when groups with members were notified last
         self._notices: dict[str, asyncio.TimerHandle] = {}  # by group, due soon
         self._is_ending = False
         self._session_timer: asyncio.TimerHandle | None = None
@@ -105,7 +105,7 @@ class Groups:
                 stream.end()
 
     def origins(self, group: str) -> Iterator[tuple[str, Origin]]:
-        """Of each member, those that are away included: its client id and where it comes from."""
+        """Client id and origin of each member, those that are away included."""
         for (name, client_id), origin in self._away.items():
             if name == group:
                 yield client_id, origin
@@ -115,19 +115,19 @@ class Groups:
                 yield stream.client_id, stream.origin
 
     def stream(self, group: str, client_id: str) -> MemberStream | None:
-        """That of a member; None: it is none, or it is away."""
+        """The stream of a member; None: there is no such member, or it is away."""
         return self._newest.get((group, client_id))
 
     def changed(self, group: str) -> None:
-        """Tell all members of a group who is in it: at once, after a pause when they were told just
-        now, or, where its settings say so, soon.
+        """Send all members of a group the list of members: at once, after a pause when they got one
+        just now, or, where its settings say so, soon.
         """
         if group in self._notices or group not in self._streams:
             return
         loop = asyncio.get_running_loop()
         if self._is_notified(group):
             pause_s = min(1.0, len(self._streams[group]) * PAUSE_S_PER_MEMBER)
-            wait_s = self._told_s.get(group, float("-inf")) + pause_s - loop.time()
+            wait_s = self._notified_s.get(group, float("-inf")) + pause_s - loop.time()
         else:
             wait_s = NOTICE_S
         if wait_s <= 0:
@@ -139,13 +139,13 @@ class Groups:
         if notice := self._notices.pop(group, None):
             notice.cancel()
         if group in self._streams:
-            self._told_s[group] = asyncio.get_running_loop().time()
+            self._notified_s[group] = asyncio.get_running_loop().time()
             for stream in self._streams[group]:
                 if not stream.receives:
                     stream.wake()
 
-    def tell(self, group: str) -> None:
-        """Tell all members of a group that it was reset, or has other settings."""
+    def notify(self, group: str) -> None:
+        """Notify all members of a group that it was reset, or has other settings."""
         self.table.touch(group)
         self._wake(group)
 
@@ -159,7 +159,7 @@ class Groups:
             del self._newest[group, client_id]
         if not streams:
             del self._streams[group]
-            self._told_s.pop(group, None)
+            self._notified_s.pop(group, None)
         now_s = asyncio.get_running_loop().time()
         if not self.table.leave(group, client_id, stream.number, now_s, for_good=for_good):
             return False
@@ -184,7 +184,7 @@ class Groups:
         self._time_sessions()
 
     def _forget(self, group: str, client_id: str) -> None:
-        """It is not away any more."""
+        """The member is no longer kept as away."""
         origin = self._away.pop((group, client_id), None)
         if origin is not None:
             self._forgotten(origin)
@@ -222,7 +222,7 @@ class MemberStream:
         subscriptions: Sequence[Subscription],
         details: MemberDetails = NO_DETAILS,
     ) -> None:
-        """Join, or replace what the client reads and tells."""
+        """Join, or replace what the client has sent: what it reads, and its details."""
         if (group, client_id) != (self.group, self.client_id):
             raise InvalidRequest("group and client_id stay the same for the whole stream")
         if details.instance_id != self._instance_id:

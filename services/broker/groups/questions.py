@@ -1,5 +1,5 @@
 """Questions to clients that hold a stream: each has a deadline, and only the client that was asked
-can answer, for nobody else knows the question's id.
+can answer, for no other one knows the question's id.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Questioned:
         self._wake()
 
     def drop(self, question_id: bytes) -> None:
-        """Nobody waits for the answer: the question is not written, if it has not been."""
+        """No caller waits for the answer: the question is not sent, if it has not been."""
         self._waiting.pop(question_id, None)
 
     @property
@@ -207,7 +207,7 @@ class Questions:
         _fail(mine, ClientGone(f"client {client.client_id} went away before it answered"))
 
     def end(self) -> None:
-        """The process drains: nobody is asked any more."""
+        """The process drains: no client is asked any more."""
         self._is_ended = True
         _fail(self._open.values(), BrokerDraining("the broker stops before the client answered"))
 

@@ -87,7 +87,7 @@ class QueueLocks:
         self._leases.forget_group(group)
 
     def absent(self, keys: Iterable[QueueKey]) -> dict[QueueKey, CometError]:
-        """Queues that nobody can read, and why."""
+        """Queues that no member can read, and why."""
         absent: dict[QueueKey, CometError] = {}
         for key in keys:
             try:

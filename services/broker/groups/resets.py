@@ -30,7 +30,7 @@ class Bound(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ResetTarget:
-    """Where a group is to go on. One of these is set: a bound, a store time in ms, an offset, or
+    """New offsets for a group. One of these is set: a bound, a store time in ms, an offset, or
     another group, whose positions it gets.
     """
 
@@ -77,10 +77,10 @@ class OffsetResets:
         dry: bool,
         asked_by: str,
     ) -> list[QueueReset | CometError]:
-        """Let a group go on elsewhere in queues of a topic, all if none is named; ``dry``: only
-        tell. ``asked_by`` goes into the log. A clone leaves queues alone where the other group has
-        not committed. Returns when it is as safe as messages of the topic. Raises GroupNameInvalid,
-        GroupNotFound, TopicNotFound, OffsetInvalid, and what appending raises.
+        """Reset the offsets of a group in queues of a topic, all if none is named; ``dry``: only
+        report them. ``asked_by`` goes into the log. A clone changes no queue where the other group
+        has not committed. Returns when it is as safe as messages of the topic. Raises
+        GroupNameInvalid, GroupNotFound, TopicNotFound, OffsetInvalid, and what appending raises.
         """
         if not target.clone_of:
             self._keeper.group(group)
@@ -137,7 +137,7 @@ class OffsetResets:
     async def _places(
         self, keys: Sequence[QueueKey], target: ResetTarget
     ) -> list[Position | CometError | None]:
-        """Where the group is to go on in each queue; None: where it is."""
+        """The new position of the group in each queue; None: it stays."""
         if target.time_ms is not None:
             answers = await self._finder.by_time(keys, target.time_ms, Boundary.LOWER)
             return [one.position if isinstance(one, TimeAnswer) else one for one in answers]

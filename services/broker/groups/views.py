@@ -8,7 +8,7 @@ from cometmq.member.rpc import convert
 from cometmq.messaging.groups import Membership
 from cometmq.v1 import broker_pb2
 
-VIEWS_KEPT_MAX = 64  # of groups that change now; a group at rest needs none
+VIEWS_KEPT_MAX = 64  # of groups that change now; others need none
 
 
 class GroupViews:
@@ -20,7 +20,7 @@ class GroupViews:
     def pack(
         self, group: str, view: Membership, *, consume_disabled: bool, reset_number: int
     ) -> bytes:
-        """The answer that tells all this."""
+        """The encoded answer with all of this."""
         key = view.version, bool(view.members), consume_disabled, reset_number
         known = self._packed.get(group)
         if known is not None and known[0] == key:

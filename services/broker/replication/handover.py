@@ -62,7 +62,7 @@ class HandOver:
     async def _step_down(self, member_id: int | None) -> HandedOver:
         self._storage.check_open()
         if self._holder is None:
-            raise NoFollower("this broker stands alone: it has no lease to hand over")
+            raise NoFollower("this broker has no followers: it has no lease to hand over")
         end = self._storage.store.appended_offset
         follower = choose_successor(self._answering(), member_id, end)
         # These are the last committed offsets: a sealed storage refuses commits.

@@ -1,7 +1,7 @@
 """The writer's in-sync set: the members that an acknowledgement waits for, and whether this member
 is provably the only writer.
 
-The lease records the set. A member leaves the set in the lease before acknowledgements go on
+The lease records the set. A member leaves the set in the lease before acknowledgements continue
 without it, and joins it before they count on it. :mod:`cometmq.replication.insync` has the rules.
 """
 
@@ -53,7 +53,7 @@ def policy_of(config: MemberConfig) -> SetPolicy:
 
 class InSyncSet:
     """The :class:`~cometmq.member.storage.authority.WriteAuthority` of a broker. Belongs to the
-    event loop. ``holder`` is None for a broker that stands alone.
+    event loop. ``holder`` is None for a broker without a lease.
 
     Invariant: no message counts as replicated that a member lacks which may take the lease, or
     which a lease that may have been written names in sync.
@@ -142,7 +142,7 @@ class InSyncSet:
 
     @property
     def expected(self) -> int:
-        """How many should be, this member included; 0: nobody knows."""
+        """How many should be, this member included; 0: not known."""
         return self._policy.expected(replicated=self._is_asked_for())
 
     @property
@@ -191,7 +191,7 @@ class InSyncSet:
                 await asyncio.sleep(max(0.0, looked_s + LOOK_S - clock.boottime_s()))
 
     async def _keep(self, holder: LeaseHolder, replicas: Replicas) -> float:
-        """Returns how long nothing changes if nothing is heard."""
+        """Returns for how long nothing changes unless a follower or the lease does."""
         marks = replicas.storage.watermarks
         replicas.let_go(holder.must_acknowledge() | holder.electable_others())
         before = holder.record

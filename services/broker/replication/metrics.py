@@ -66,7 +66,7 @@ class ReplicationCollector(Collector):
         least.add_metric([], self._in_sync.size_min)
         expected = GaugeMetricFamily(
             "cometmq_in_sync_members_expected",
-            "Members that should be in sync; without a value where nobody knows.",
+            "Members that should be in sync; without a value where it is not known.",
         )
         if self._in_sync.expected:
             expected.add_metric([], self._in_sync.expected)
@@ -80,7 +80,7 @@ class ReplicationCollector(Collector):
         shrinks.add_metric([], self._in_sync.shrinks)
         only = GaugeMetricFamily(
             "cometmq_writer_valid",
-            "1 while nobody else can be the writer; 0: acknowledgements wait.",
+            "1 while no other member can be the writer; 0: acknowledgements wait.",
         )
         only.add_metric([], int(self._replicas.storage.authority.may_acknowledge()))
         return [size, least, expected, electable, shrinks, only]

@@ -52,13 +52,13 @@ class Frame:
     data: bytes
     writer_end: int
     visible: HighWatermarks
-    flush_to: int  # somebody waits until the follower has synced that
+    flush_to: int  # a send waits until the follower has synced up to here
     sent_boot_ms: int
 
 
 class FollowerTable:
-    """All followers that this writer has heard of, connected or not: what each has of the log, and
-    until when it has promised not to take the lease.
+    """All followers that have connected to this writer, now or before: what each has of the log,
+    and until when it has promised not to take the lease.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class FollowerTable:
         return 0.0 if replica is None else replica.promised_until_s
 
     def join(self, replica_id: ReplicaId, start: int, now_s: float) -> Replica:
-        """The follower connects, and goes on at ``start``."""
+        """The follower connects, and copies from ``start`` on."""
         # A member on another store has lost what it had: what the former store has acknowledged
         # and promised, is kept only as long as that was connected last.
         for other in list(self._replicas):
@@ -129,7 +129,7 @@ class Replicas:
         return LogView(tuple(store.epochs), store.min_offset, store.appended_offset)
 
     async def start_of_copy(self, follower: LogView) -> int:
-        """Where the follower goes on. Raises StaleEpoch."""
+        """Log offset from which the follower copies. Raises StaleEpoch."""
         store = self.storage.store
 
         def crc_at(log_offset: int) -> int | None:
@@ -199,8 +199,8 @@ class Sender:
         self._pin = pin  # what was not sent yet is wanted
         self._let_go = False
         # the positions that were sent last: what is visible, and how far to sync
-        self._told: tuple[HighWatermarks, int] | None = None
-        self._told_s = 0.0
+        self._sent_marks: tuple[HighWatermarks, int] | None = None
+        self._sent_s = 0.0
 
     def acked(self, ack: Ack) -> None:
         """Raises InvalidRequest."""
@@ -217,7 +217,7 @@ class Sender:
 
     @property
     def has_let_go(self) -> bool:
-        """The member has announced its stop, and nobody waits for it."""
+        """The member has announced its stop, and no send waits for it."""
         return self._let_go
 
     def let_go(self) -> None:
@@ -236,7 +236,7 @@ class Sender:
             if self._let_go or not replicas.is_current(self):  # what it was sent, that one sends
                 return None
             now_s = replicas.clock.boottime_s()
-            assert self._told_s <= now_s
+            assert self._sent_s <= now_s
             assert chunk is None or self.replica.sent < chunk.next_offset
             due_s = self._due_s() - now_s
             if chunk is not None or due_s <= 0:
@@ -254,20 +254,26 @@ class Sender:
 
     def _due_s(self) -> float:
         """When a frame is due that has no bytes."""
-        shown, flush_to = self._to_tell()
+        shown, flush_to = self._marks_to_send()
         replica = self.replica
-        if self._told is None or self._told[1] < flush_to <= replica.sent:
-            return self._told_s
-        # What is unanswered is followed by a frame that tells it anyway, or by an answer.
-        soon = self._told[0] != shown and replica.has_what_was_sent
-        return self._told_s + (MARKS_S if soon else HEARTBEAT_S)
+        if self._sent_marks is None or self._sent_marks[1] < flush_to <= replica.sent:
+            return self._sent_s
+        # Else the next frame has the marks anyway, or the acknowledgement that is due wakes us.
+        soon = self._sent_marks[0] != shown and replica.has_what_was_sent
+        return self._sent_s + (MARKS_S if soon else HEARTBEAT_S)
 
     async def _chunk(self) -> Chunk | None:
         if not self.replica.has_room or self._gathers():
             return None
         chunk = await self._replicas.read_chunk(self.replica.sent, CHUNK_BYTES_MAX)
-        if chunk is not None:
-            await self._keep_pace(chunk)
+        if chunk is None:
+            return None
+        replicas = self._replicas
+        end = replicas.storage.store.appended_offset
+        now_s = replicas.clock.monotonic_s()
+        delay_s = replicas.pace.delay_s(self.replica.sent, len(chunk.data), end, now_s)
+        if delay_s:  # even no time at all would be a turn of the loop
+            await asyncio.sleep(min(delay_s, HEARTBEAT_S))  # heartbeats must not wait for it
         return chunk
 
     def _gathers(self) -> bool:
@@ -275,15 +281,7 @@ class Sender:
         waiting_bytes = self._replicas.storage.store.written_offset - self.replica.sent
         return not self.replica.has_what_was_sent and waiting_bytes < GATHER_BYTES
 
-    async def _keep_pace(self, chunk: Chunk) -> None:
-        replicas = self._replicas
-        end = replicas.storage.store.appended_offset
-        now_s = replicas.clock.monotonic_s()
-        delay_s = replicas.pace.delay_s(self.replica.sent, len(chunk.data), end, now_s)
-        if delay_s:  # even no time at all would be a turn of the loop
-            await asyncio.sleep(min(delay_s, HEARTBEAT_S))  # heartbeats must not wait for it
-
-    def _to_tell(self) -> tuple[HighWatermarks, int]:
+    def _marks_to_send(self) -> tuple[HighWatermarks, int]:
         storage = self._replicas.storage
         return storage.shown, storage.followers_flush_to
 
@@ -296,8 +294,8 @@ class Sender:
             self.replica.sent_to(chunk.next_offset)
             self._pin.offset = chunk.next_offset
             self._replicas.bytes_sent += len(data)
-        self._told, self._told_s = self._to_tell(), now_s
+        self._sent_marks, self._sent_s = self._marks_to_send(), now_s
         end, sent_ms = self._replicas.storage.store.appended_offset, int(now_s * 1000)
         assert offset + len(data) <= end
         self.replica.framed(sent_ms, end)
-        return Frame(offset, data, end, *self._told, sent_ms)
+        return Frame(offset, data, end, *self._sent_marks, sent_ms)

@@ -14,7 +14,7 @@ from cometmq.member.context import MemberContext
 from cometmq.member.lease.lease_holder import Deposed, LeaseHolder
 from cometmq.member.read.throttle import CatchUpThrottle
 from cometmq.model import EPOCH_LEAP_MAX
-from cometmq.telemetry import Rarely, fields
+from cometmq.telemetry import ThrottledLog, fields
 from services.broker.replication.handover import HandOver
 from services.broker.replication.insync import InSyncSet
 from services.broker.replication.metrics import ReplicationCollector
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class Replication:
-    """``holder`` is None for a broker that stands alone. ``ended`` is called with a reason when
+    """``holder`` is None for a broker without a lease. ``ended`` is called with a reason when
     this process is the writer no longer.
     """
 
@@ -43,7 +43,7 @@ class Replication:
         self._storage = storage
         self._holder = holder
         self._ended = ended
-        self._unregistered = Rarely(log, logging.ERROR, clock)
+        self._unregistered = ThrottledLog(log, logging.ERROR, clock)
         self.replicas = Replicas(
             storage, followers, CatchUpThrottle(config.copy_bytes_per_s), clock
         )
@@ -56,18 +56,19 @@ class Replication:
         return [] if self._holder is None else [self._hold(self._holder)]
 
     async def overtaken(self, error: StaleEpoch) -> None:
-        """A name server knows a newer epoch than ours. That deposes nobody: it may remember a group
-        that is no more, or another process may use the group's name. Who holds the lease begins
-        again in an epoch above; raises Deposed where another member may hold it.
+        """A name server knows a newer epoch than ours. That alone deposes no writer: it may
+        remember a group that no longer exists, or another process may use the group's name. A
+        writer that holds the lease begins again in an epoch above. Raises Deposed if another member
+        may hold it.
         """
         holder = self._holder
         if holder is None:
-            self._unregistered.tell(
+            self._unregistered.log(
                 "a name server takes another for the writer of this broker group: this one serves"
                 " on, but clients that ask there do not find it",
                 error=error,
                 advice="If another broker uses the same name, stop one of the two. If none does, "
-                "somebody has forged a registration: give name servers and members "
+                "the registration was forged: give name servers and members "
                 "internal_secret_file. It ends when the other has been silent for "
                 "member_silence_max_s.",
             )
@@ -75,7 +76,7 @@ class Replication:
         if error.epoch is None:  # a name server of the release before
             raise Deposed(str(error))
         if error.epoch > self._storage.store.epoch + EPOCH_LEAP_MAX:
-            log.error("a name server tells of no group's epoch", extra=fields(error=error))
+            log.error("a name server reports an impossible epoch", extra=fields(error=error))
         elif await holder.pass_over(error.epoch):
             log.warning("begins again above the epoch of a name server", extra=fields(error=error))
             self._ended("epoch")

@@ -101,7 +101,7 @@ class ProducePolicy:
     sync_flush_timeout_s: float
     slave_timeout_s: float
     immunity_s: float = 6.0  # of half messages that say nothing
-    dedup: bool = True  # a batch that comes again is not stored again
+    dedup: bool = True  # a batch that is sent again is not stored again
     # Of topics that first messages make, by one address: at once, and then one each so often.
     topic_creations_max: int = 500
     topic_creation_interval_s: float = 5.0
@@ -163,7 +163,7 @@ class ProduceHandler:
 
     @property
     def in_flight_bytes(self) -> int:
-        """Of batches that wait for their acknowledgement."""
+        """Bytes of batches that wait for their acknowledgement."""
         return sum(self._in_flight_bytes.values())
 
     async def take(
@@ -202,7 +202,7 @@ class ProduceHandler:
 
     @property
     def dedup(self) -> bool:
-        """Whether messages that come again are looked for."""
+        """Whether messages that are sent again are looked for."""
         return self._policy.dedup
 
     async def settled(self, accepted: Accepted) -> SendStatus:
@@ -345,7 +345,7 @@ class ProduceHandler:
         if run is None:
             return None
         found = stored_batch(self._storage.store, run, ids, records, segments)
-        if found is None:  # other messages with the same ids: nobody's batch is taken for another's
+        if found is None:  # other messages with the same ids: this batch is not stored yet
             return None
         demands = union(segment.ack_demands for segment in segments)
         is_partial = len(found.segment_bytes) < ids.id_count
@@ -354,7 +354,7 @@ class ProduceHandler:
     def known(
         self, found: Appended, demands: DurabilityClass, came_s: float, *, is_partial: bool = False
     ) -> Accepted:
-        """Answers a batch that comes again with its place that was found in the log;
+        """Answers a batch that is sent again with its place that was found in the log;
         ``segment_bytes`` has one entry for each of its records. BrokerDraining.
         """
         self._storage.check_open()

@@ -1,4 +1,4 @@
-"""The structured ``Send``: a call that comes again is answered as it was, and stored once."""
+"""The structured ``Send``: a repeated call gets the same answer, and is stored once."""
 
 from __future__ import annotations
 

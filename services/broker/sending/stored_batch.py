@@ -22,9 +22,9 @@ CHUNK_BYTES = 1 << 20
 def stored_batch(
     store: BaseStore, run: StoredRun, ids: Ids, records: bytes, segments: Sequence[Segment]
 ) -> Appended | None:
-    """Where the batch lies, of which ``run`` holds the first message; as many of its records as
-    stand there, and ``segment_bytes`` has one entry for each of these. None: these are other
-    messages.
+    """Where the batch lies, of which ``run`` holds the first message. Of its records those that are
+    stored; ``segment_bytes`` has one entry for each of these. None: other messages are stored
+    there.
     """
     sent = record.decode_all(records)
     found: list[Record] = []

@@ -42,7 +42,7 @@ class _RunKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StructuredBatch:
-    """The encoded batch; ``order[i]`` tells where message i of those that were encoded stands:
+    """The encoded batch; ``order[i]`` is the place of message i of those that were encoded:
     (segment, index within it, byte).
     """
 
@@ -198,7 +198,7 @@ class StructuredEncoder:
 
 
 def half_form(message: broker_pb2.OutgoingMessage) -> HalfForm | None:
-    """Of a message of a transaction. Raises InvalidRequest."""
+    """What makes the message a half message; None: it is of no transaction. InvalidRequest."""
     if message.producer_group:
         check_name(message.producer_group)
         halves.check_immunity(message.check_immunity_s)

@@ -182,7 +182,7 @@ async def test_what_the_dead_writer_renewed_last_may_not_have_been_read_yet() ->
 async def test_an_order_that_somebody_forestalled_on_its_way_is_refused() -> None:
     looking, lease, clock = await abandoned(store_id="new", member_id=2)
     lease.record, lease.version = replace(SHARED, epoch=4, renewals=2), 2
-    with pytest.raises(LeaseConflict, match="see who leads"):
+    with pytest.raises(LeaseConflict, match="look which member leads"):
         await looking.force()
     await looking.look()
     clock.now_ms += 16_000
@@ -213,7 +213,7 @@ async def test_who_comes_second_says_so(caplog: pytest.LogCaptureFixture) -> Non
     lease.plan = ["taken"]
     with caplog.at_level("INFO", logger="services.haslave.elector"):
         assert await looking.look() is None
-    assert caplog.messages[-1] == "somebody else has written the lease first"
+    assert caplog.messages[-1] == "another member has written the lease first"
 
 
 async def test_who_does_not_take_a_lease_that_is_not_there_says_why_once(

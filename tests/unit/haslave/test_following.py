@@ -24,10 +24,10 @@ def test_while_nobody_writes_one_line_tells_of_it(caplog: pytest.LogCaptureFixtu
     ends: list[tuple[CometError, int]] = [(gone, 1), (gone, 1), (broken, 2), (broken, 2), (gone, 3)]
     with caplog.at_level("INFO", logger="services.haslave.following"):
         for error, lines in ends:
-            following._tell_end(error)
+            following._log_end(error)
             assert told(caplog) == lines
         following.follow("host:2")
-        following._tell_end(gone)
+        following._log_end(gone)
     assert told(caplog) == 4
 
 

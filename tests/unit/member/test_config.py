@@ -59,7 +59,7 @@ LED: dict[str, Any] = {"lease": "file:///lease"}
         ({**LED, "peers": ALL, "member_id": 2}, "this member, 2, is not among them"),
         ({**LED, "peers": ALL, "internal_port": 10913}, r"0@a:10912, has not its internal_port"),
         ({**LED, "peers": ALL, "internal_port": 0}, r"0@a:10912, has not its internal_port"),
-        ({**LED, "peers": ("0@a:10912", "1@a:10912")}, "stands there for two members"),
+        ({**LED, "peers": ("0@a:10912", "1@a:10912")}, "two members have the address"),
     ],
 )
 def test_a_group_that_can_never_work_is_refused(options: dict[str, Any], complaint: str) -> None:

@@ -154,10 +154,10 @@ async def test_one_that_goes_as_soon_as_it_was_told_is_told_again() -> None:
                 await stub.RegisterMember(Teller()(), timeout=1)
             servers.append(await started(after, int(servers[0].address.rpartition(":")[2])))
 
-    async def stands(stub: namesrv_pb2_grpc.NameServiceAsyncStub) -> None:
+    async def watch(stub: namesrv_pb2_grpc.NameServiceAsyncStub) -> None:
         await asyncio.Event().wait()
 
-    registrar = AnyRegistrar([servers[0].address], register, register, stands, 3600.0)
+    registrar = AnyRegistrar([servers[0].address], register, register, watch, 3600.0)
     task = asyncio.create_task(registrar.run())
     try:
         await until(lambda: after.counters)

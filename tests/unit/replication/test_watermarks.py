@@ -211,9 +211,9 @@ class TestCopyWatermarks:
             60,
             50,
         ]
-        assert marks.told_position == marks.told_on_disk == marks.most_visible == 80
+        assert marks.announced_position == marks.announced_on_disk == marks.most_visible == 80
         marks.raise_to(HighWatermarks(80, 90, 50))
-        assert (marks.told_position, marks.told_on_disk) == (90, 80)
+        assert (marks.announced_position, marks.announced_on_disk) == (90, 80)
         marks.append_to(200)
         marks.raise_to(HighWatermarks(200, 200, 200))
         assert marks.visible(FLUSHED) == marks.most_visible == 100

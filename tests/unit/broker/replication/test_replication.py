@@ -8,7 +8,7 @@ import pytest
 from cometmq.errors import StaleEpoch
 from cometmq.member.lease.lease_holder import Deposed
 from cometmq.model import EPOCH_LEAP_MAX
-from cometmq.telemetry import Rarely
+from cometmq.telemetry import ThrottledLog
 from services.broker.replication.replication import Replication
 from tests.support.stores.small_stores import WallClock
 
@@ -51,7 +51,7 @@ async def test_who_stands_alone_goes_on_and_says_so_once_a_minute(
 ) -> None:
     told = Told()
     told.copies._holder = None
-    told.copies._unregistered = Rarely(logging.getLogger("x"), logging.ERROR, WallClock())
+    told.copies._unregistered = ThrottledLog(logging.getLogger("x"), logging.ERROR, WallClock())
     for _ in range(3):
         assert await told.epoch(13) == []
     (line,) = caplog.records

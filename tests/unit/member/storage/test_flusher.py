@@ -276,7 +276,7 @@ async def test_a_sync_is_told_late_of_which_a_later_one_was_heard() -> None:
         os.write(flusher._write_fd, bytes(8))
         await until(lambda: seen == [20])
         flusher._syncing = True
-        flusher._ended(1.0, goes_on=False)
+        flusher._ended(1.0, is_next_begun=False)
         assert seen == [20, 20]
 
 
