@@ -56,7 +56,7 @@ PINS = {
 
 
 def helm(major: int) -> Path:
-    """The binary of Helm 3 or 4, fetched when it is not there yet. HelmMissing tells why not."""
+    """The binary of Helm 3 or 4, fetched when it is not there yet. HelmMissing says why not."""
     pin = PINS[major]
     if not pin.path.exists():
         _install(pin)
@@ -112,8 +112,8 @@ def _run(command: list[str]) -> str:
             command, capture_output=True, text=True, check=True, timeout=DOWNLOAD_S_MAX
         )
     except (OSError, subprocess.SubprocessError) as error:
-        told = getattr(error, "stderr", "") or str(error)
-        raise HelmMissing(f"{command[0]}: {told.strip().splitlines()[-1:]}") from error
+        output = getattr(error, "stderr", "") or str(error)
+        raise HelmMissing(f"{command[0]}: {output.strip().splitlines()[-1:]}") from error
     return done.stdout
 
 

@@ -38,7 +38,7 @@ def place() -> Path:
 
 
 def kube() -> Path:
-    """The program; KubeMissing when nobody has built it."""
+    """The program; KubeMissing when it is not built."""
     if not place().exists():
         raise KubeMissing(
             "the API server of Kubernetes is missing: python -m scripts.kube builds it"
@@ -47,7 +47,7 @@ def kube() -> Path:
 
 
 def build() -> Path:
-    """The program, built when it is not there yet. KubeMissing tells why it cannot be."""
+    """The program, built when it is not there yet. KubeMissing says why it cannot be built."""
     target = place()
     if target.exists():
         return target
@@ -84,8 +84,8 @@ def _compile(target: Path) -> None:
             timeout=BUILD_S_MAX,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        told = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
-        raise KubeMissing(f"go build: {told[-1:]}") from error
+        output = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
+        raise KubeMissing(f"go build: {output[-1:]}") from error
 
 
 def main() -> int:

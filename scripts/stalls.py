@@ -1,5 +1,5 @@
-"""``python -m scripts.stalls SEED COMMAND…``: COMMAND, of which a process, chosen at random, stands
-still for a moment now and then, as all do on a machine that is busy, swaps or is moved.
+"""``python -m scripts.stalls SEED COMMAND…``: runs COMMAND, and now and then stops one of its
+processes for a moment, as happens on a machine that is busy, swaps or is moved.
 
 What fails then counted on luck: a test's deadline, or a race of the product.
 """

@@ -68,7 +68,7 @@ def measure(rows: DataFrame) -> DataFrame:
 
 def _lag_method() -> Column:
     same_generation = F.col("committed_generation") == F.col("generation")
-    # The broker tells the time of the message at an older position only while that position holds.
+    # The broker sends the time of the message at an older position only while the position holds.
     proven = F.col("committed_store_time_ms").isNotNull()
     return (
         F.when(F.col("committed_offset").isNull(), NEVER_COMMITTED)

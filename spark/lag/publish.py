@@ -1,5 +1,5 @@
 """Results appear as a whole or not at all: a run's folder is renamed into place, then the pointer
-``latest.json`` is replaced. A run that was killed leaves nothing that anybody reads.
+``latest.json`` is replaced. A run that was killed leaves nothing that readers see.
 """
 
 from __future__ import annotations

@@ -86,9 +86,10 @@ def table(columns: Sequence[Column], rows: Sequence[Row]) -> str:
 def text(summary: Mapping[str, Any]) -> str:
     """The whole report."""
     share = f"{summary['completeness']:.0%} of {len(summary['expected'])} broker groups"
+    counts = [f"{status} {number:,}" for status, number in summary["status_counts"].items()]
     parts = [
         f"snapshot {summary['snapshot_id']}: {share}, trend over {summary['snapshot_count']}"
-        f" snapshots, queues by status: {_statuses(summary['status_counts'])}"
+        f" snapshots, queues by status: {', '.join(counts) or 'no queue'}"
     ]
     parts += [f"missing: {group}: {why}" for group, why in summary["missing"].items()]
     for title, name, columns in (
@@ -102,7 +103,3 @@ def text(summary: Mapping[str, Any]) -> str:
         body = table(columns, rows) if rows else "(none)"
         parts.append(f"\n{title}\n{body}{more}")
     return "\n".join(parts)
-
-
-def _statuses(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{status} {number:,}" for status, number in counts.items()) or "no queue"

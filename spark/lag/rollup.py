@@ -1,7 +1,7 @@
 """Queues → topics, groups, clusters. Pure: DataFrame → DataFrame.
 
 One unknown queue makes a sum unknown: ``lag_sum`` is null then, ``lag_known_sum`` is what the known
-ones add up to, and the counts of both stand beside. Normal, retry, dead-letter and system topics
+ones add up to, and other columns count both. Normal, retry, dead-letter and system topics
 are never added up with each other.
 """
 
@@ -55,7 +55,7 @@ def _sum(name: str) -> Column:
 
 
 def depths(newest: DataFrame) -> DataFrame:
-    """How much lies in each topic, whether anybody reads it or not: what waits in retry and
+    """How much lies in each topic, whether a group reads it or not: what waits in retry and
     dead-letter topics. A stale broker's queues are counted and not added.
     """
     fresh = F.col("stale") == 0

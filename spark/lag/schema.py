@@ -23,10 +23,10 @@ _FIELDS: tuple[tuple[str, DataType, bool], ...] = (
     ("min_offset", LongType(), False),
     ("max_offset", LongType(), False),
     ("max_store_time_ms", LongType(), True),  # null: the queue has no readable message
-    ("group", StringType(), True),  # null: nobody reads this queue
+    ("group", StringType(), True),  # null: no group reads this queue
     ("committed_generation", LongType(), True),  # null: the group never committed here
     ("committed_offset", LongType(), True),
-    # Null: no message that can be read stands at the committed offset, or the position belongs to
+    # Null: there is no readable message at the committed offset, or the position belongs to
     # an older generation and does not hold any more.
     ("committed_store_time_ms", LongType(), True),
     ("member_count", IntegerType(), True),  # live members on this broker that read the topic

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from spark import java_home
 
 SETTINGS = {
-    "spark.ui.enabled": "false",  # no port, no threads for a page that nobody opens
+    "spark.ui.enabled": "false",  # no port, no threads for a page that no user opens
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",

@@ -11,13 +11,13 @@ from spark.lag.measure import dedupe, measure
 from spark.lag.rollup import CLUSTER, GROUP, TOPIC, depths, roll_up
 from spark.lag.trend import newest, trend
 
-# What trend and judge need and nobody else.
+# What only trend and judge need.
 _INNER = ("highest_position", "no_progress_s", "lag_noise")
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """One table for each level; docs/lag.md tells their columns."""
+    """One table for each level; docs/lag.md lists their columns."""
 
     queues: DataFrame
     topics: DataFrame

@@ -41,7 +41,7 @@ def trend(measured: DataFrame, brokers: DataFrame) -> DataFrame:
     found = rows.groupBy(*SERIES).agg(
         F.max_by(F.struct(*columns, "stale"), "snapshot_id").alias("_last"),
         F.count("lag_count").alias("snapshot_count"),
-        _span().alias("span_s"),
+        _since(F.lit(False)).alias("span_s"),
         F.regr_slope("max_offset", "_seconds").alias("produce_rate"),
         F.regr_slope("_position", "_seconds").alias("consume_rate"),
         F.regr_slope("lag_count", "_seconds").alias("lag_velocity"),
@@ -64,15 +64,11 @@ def _progress(earlier: WindowSpec) -> Column:
     return (F.col("_position") != before) | (lag_before == 0)
 
 
-def _span() -> Column:
-    return _since(F.lit(False))
-
-
 def _since(event: Column) -> Column:
     """Seconds from the last snapshot with the event to the last one; without any, from the first.
     Only snapshots in which the lag is known count.
     """
-    known = _when_known("_seconds")
+    known = F.when(F.col("lag_count").isNotNull(), F.col("_seconds"))
     seconds = F.max(known) - F.coalesce(F.max(F.when(event, known)), F.min(known))
     return F.coalesce(seconds, F.lit(0.0))
 
@@ -82,10 +78,6 @@ def _noise() -> Column:
     unexplained = 1 - F.regr_r2("lag_count", "_seconds")
     square = F.regr_syy("lag_count", "_seconds") * unexplained / F.count("lag_count")
     return F.sqrt(F.greatest(square, F.lit(0.0)))
-
-
-def _when_known(name: str) -> Column:
-    return F.when(F.col("lag_count").isNotNull(), F.col(name))
 
 
 def _stale_is_unknown(rows: DataFrame) -> DataFrame:
@@ -103,7 +95,7 @@ def _stale_is_unknown(rows: DataFrame) -> DataFrame:
 
 
 def _drain_eta() -> Column:
-    """Seconds until the lag is 0 if it goes on like this; null when it does not shrink."""
+    """Seconds until the lag is 0 at the present velocity; null when it does not shrink."""
     drains = (F.col("lag_count") > 0) & (F.col("lag_velocity") < 0)
     return F.when(F.col("lag_count") == 0, 0.0).when(
         drains, F.col("lag_count") / -F.col("lag_velocity")
