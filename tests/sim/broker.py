@@ -25,6 +25,7 @@ from services.broker.groups.queue_locks import QueueLocks
 from services.broker.retry.retries import RetryService, SendBackItem, SentBack
 from services.broker.sending.produce import Accepted, Claim, ProduceHandler, ProducePolicy
 from tests.sim.disk import Record
+from tests.sim.questions import Asking
 from tests.sim.services import CHECK_RULES, Later, Receiving
 from tests.sim.storage import HOST, Storage
 
@@ -93,6 +94,7 @@ class Broker:
         time = BelievedTime(clock, metrics, 0)
         self._schedule = ScheduleService(store, keeper, relays, metrics, clock, time)
         self.later = Later(writer, storage, keeper, relays, metrics)
+        self.asking = Asking(writer, metrics)
         self.receiving = Receiving(writer, storage, keeper, self._retries, metrics)
         # By group and client: when it was heard last, and what it reads.
         self._members: dict[tuple[str, str], tuple[float, Sequence[QueueRef]]] = {}
@@ -120,6 +122,7 @@ class Broker:
         await self._schedule.deliver_due()
         await self.later.turn()
         self.later.leave_silent(SILENCE_S_MAX)
+        self.asking.leave_silent(SILENCE_S_MAX)
 
     # --- producers --------------------------------------------------------------------------------
 

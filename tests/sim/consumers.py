@@ -18,6 +18,7 @@ from services.broker.retry.retries import SendBackItem
 from tests.sim.broker import Members
 from tests.sim.clients import UNTOLD, Client, ClientMachine
 from tests.sim.disk import Record
+from tests.sim.inquirers import MemberAnswers, is_off
 from tests.sim.member import Group, Role
 from tests.sim.topics import BROKER_GROUP, CONCURRENT, ORDERLY
 from tests.sim.writer import Writer
@@ -118,7 +119,9 @@ class Consumer(Client):
         return self.group.rules.topics.count
 
     def start(self) -> None:
+        self.group.member_names.append(self.name)
         self.spawn(self._belong())
+        self.spawn(MemberAnswers(self, is_off=is_off(self.name)).run())
 
     async def _belong(self) -> None:
         while not self.over:

@@ -8,6 +8,7 @@ from cometmq.client.group.rebalance import Allocation
 from cometmq.errors import CometError
 from tests.sim.clients import Client, ClientMachine, Producer
 from tests.sim.consumers import Consumer, OrderlyConsumer
+from tests.sim.inquirers import Inquirer
 from tests.sim.member import Group
 from tests.sim.newcomers import Newcomer
 from tests.sim.receivers import Receiver
@@ -83,6 +84,7 @@ class Crew:
             *[lambda machine: Transactor(group, machine, pause_s)] * TRANSACTORS,
             *[lambda machine: Receiver(group, machine)] * MEMBERS,
             lambda machine: Newcomer(group, machine),
+            lambda machine: Inquirer(group, machine),
             lambda machine: Operator(group, machine),
         ]
         self.seats = [Seat(group, number, make) for number, make in enumerate(makers)]

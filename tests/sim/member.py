@@ -89,6 +89,7 @@ class Group:
     work_s: float = 0.5  # a listener call takes up to so long
     indexes: dict[QueueKey, int] = field(default_factory=dict)  # of the queues, on the disks
     refs: list[QueueRef] = field(default_factory=list)
+    member_names: list[str] = field(default_factory=list)  # of consumer groups, the newest last
 
     def __post_init__(self) -> None:
         keys = self.rules.topics.keys()

@@ -7,9 +7,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from cometmq.errors import CometError
 from cometmq.format import halves, recall, record, timers
 from cometmq.format.halves import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC
 from cometmq.format.timers import TIMER_QUEUE, TIMER_TOPIC
+from cometmq.messaging.half_runs import EndedHalf
 from cometmq.messaging.transactions import Resolution
 from tests.sim.disk import Disk, Record
 from tests.sim.member import WALL_MS, WALL_WRONG_S_MAX
@@ -32,6 +34,7 @@ class Fact(NamedTuple):
     unique_id: str
     due_ms: int = 0
     is_tombstone: bool = False
+    target: str = ""  # of a half: the topic of its message
     listed: tuple[int, ...] = ()  # halves, by an op record
 
 
@@ -107,6 +110,18 @@ class MessageJudge:
         if in_time != bool(tombstones):
             raise Violation(f"a recall of {source} says {in_time}, the log has {made}")
 
+    # --- transactions -----------------------------------------------------------------------------
+
+    def ended(self, writer: Writer, answer: EndedHalf | CometError) -> None:
+        """A producer hears what became of a half."""
+        if isinstance(answer, CometError):
+            return
+        if answer.queue_offset >= 0:
+            made = writer.disk.at(answer.log_offset)
+            is_there = made is not None and made.number == answer.queue_offset + 1
+            if made is None or not is_there or self._fact(made).source != answer.half_log_offset:
+                raise Violation(f"the log has not what an end answers: {answer}, {made}")
+
     # --- what a log tells -------------------------------------------------------------------------
 
     def check_log(self, writer: Writer) -> None:
@@ -143,6 +158,8 @@ class MessageJudge:
             raise Violation(f"of the half at {start} was made {made}")
         for one in made:
             is_committed = one.topic != GIVEN_UP_TOPIC
+            if one.unique_id != fact.unique_id or (is_committed and one.topic != fact.target):
+                raise Violation(f"of the half at {start} was made another message: {one}")
             wanted = self.decisions.get(fact.unique_id)
             if is_committed and wanted is not Resolution.COMMIT:
                 raise Violation(f"the half at {start} is seen, its producer says {wanted}")
@@ -187,11 +204,14 @@ class MessageJudge:
 
 
 def _fact_of(found: record.Record) -> Fact:
-    due_ms, is_tombstone = 0, False
+    due_ms, is_tombstone, target = 0, False, ""
     listed: tuple[int, ...] = ()
     if found.topic == TIMER_TOPIC:
         due_ms = timers.due_ms(found.raw_properties) or 0
         is_tombstone = bool(timers.recalls(found.raw_properties))
+    elif found.topic == HALF_TOPIC:
+        its = halves.read(found.raw_properties)
+        target = "" if its is None else its.topic
     elif found.topic == OP_TOPIC:
         listed = tuple(halves.ended_halves(found.body))
     source = found.prepared_offset
@@ -202,6 +222,7 @@ def _fact_of(found: record.Record) -> Fact:
         found.unique_id,
         due_ms,
         is_tombstone,
+        target,
         listed,
     )
 

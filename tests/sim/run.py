@@ -14,6 +14,7 @@ from tests.sim.consumers import Consumer
 from tests.sim.crew import Crew
 from tests.sim.faults import FAULTS, OFTEN, SELDOM, Faults, force
 from tests.sim.follower import Follower
+from tests.sim.inquirers import Inquirer
 from tests.sim.judge import Forgotten, Judge
 from tests.sim.lease import LeaseService
 from tests.sim.member import Group, Member, Role, Rules
@@ -29,6 +30,7 @@ CALM_S = 5.0  # at the beginning
 PEACE_S_MAX = 120.0
 DRAIN_S_MAX = 150.0  # the last retry comes after 40 s
 TIME_OF_DAY_MS = 1_790_000_000_000  # an early release began to count generations there
+QUESTION_S_MAX = 4.0  # what was asked has ended by then
 STUCK_S = 40.0  # in peace without a writer: then an operator looks
 
 C = DurabilityClass
@@ -111,14 +113,17 @@ def _converge(group: Group, judge: Judge, faults: Faults, crew: Crew) -> None:
     crew.stop_transactions()
     world.run(world.now + RESEND_S)  # what they have begun comes to its end
     _wait(group, faults, lambda: _is_drained(group, judge), DRAIN_S_MAX)
-    for kind in (Consumer, Receiver, Transactor, Newcomer):
+    for kind in (Consumer, Receiver, Transactor, Newcomer, Inquirer):
         crew.stop(kind)
+    world.run(world.now + QUESTION_S_MAX)
     _wait(group, faults, lambda: _settled(group) is not None, PEACE_S_MAX)
     writer = _settled(group)
     assert writer is not None
     judge.check_converged(writer)
     judge.groups.check_end(writer)
     judge.messages.check_end(writer)
+    if writer.broker.asking.open_count:
+        raise Violation(f"{writer.broker.asking.open_count} questions wait for ever")
     world.counts["seconds until all was well"] += round(world.now - start_s)
 
 

@@ -17,7 +17,7 @@ from cometmq.format.halves import HALF_TOPIC
 from cometmq.format.timers import TIMER_QUEUE
 from cometmq.member.read.reader import PullAnswer, PullQuery
 from cometmq.member.state.keeper import StateKeeper
-from cometmq.messaging.half_runs import EndedHalf
+from cometmq.messaging.half_runs import EndedHalf, EndedRun
 from cometmq.messaging.pop.masks import offsets_of
 from cometmq.messaging.pull import PullStatus
 from cometmq.messaging.timers import Timer
@@ -34,7 +34,7 @@ from services.broker.retry.retries import RetryService
 from services.broker.transactions.checks import Check, CheckStream, TransactionChecks
 from services.broker.transactions.earlier_ends import EarlierEnds
 from services.broker.transactions.ends import TransactionService
-from services.broker.transactions.names import End, HalfName
+from services.broker.transactions.names import End, EndRun, HalfName
 from tests.sim.disk import Record
 from tests.sim.storage import Storage
 from tests.sim.topics import BROKER_GROUP, RECEIVING
@@ -309,7 +309,26 @@ class Later:
 
     async def end(self, group: str, ends: Sequence[End]) -> list[EndedHalf | CometError]:
         self._storage.check_open()
-        return await self.transactions.end(group, ends)
+        answers = await self.transactions.end(group, ends)
+        for answer in answers:
+            self._writer.group.judge.messages.ended(self._writer, answer)
+        return answers
+
+    async def end_run(self, group: str, run: EndRun) -> list[EndedHalf | CometError]:
+        """As :meth:`end`, of halves that were stored together."""
+        self._storage.check_open()
+        [outcomes] = await self.transactions.end_runs(group, [run])
+        answers: list[EndedHalf | CometError] = []
+        for one in outcomes:
+            if isinstance(one, EndedRun):
+                self._writer.world.counts["halves ended as runs"] += len(one.offsets)
+                answers += map(one.at, one.offsets)
+            else:
+                answers.append(one)
+        assert len(answers) == len(run.offsets), "each half has one outcome"
+        for answer in answers:
+            self._writer.group.judge.messages.ended(self._writer, answer)
+        return answers
 
     async def end_opposite(self, group: str, ends: Sequence[End]) -> list[EndedHalf | CometError]:
         """Ends that contradict what ended already; those of open halves are left out."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from cometmq.clock import Clock
@@ -111,7 +112,17 @@ class Storage:
             for segment in segments
             for _ in range(segment.count)
         ]
-        return self._append(drafts, union(segment.demands for segment in segments))
+        ticket = self._append(drafts, union(segment.demands for segment in segments))
+        firsts = list(accumulate((segment.count for segment in segments), initial=0))
+        appended = ticket.appended
+        return ticket._replace(
+            appended=appended._replace(
+                queue_offsets=[appended.queue_offsets[first] for first in firsts[:-1]],
+                segment_bytes=[
+                    sum(appended.segment_bytes[first:end]) for first, end in pairwise(firsts)
+                ],
+            )
+        )
 
     def append_relayed(
         self, relayed: Sequence[Relayed], demands: Mapping[str, DurabilityClass], store_host: bytes

@@ -4,12 +4,16 @@ that all members of their group share.
 
 from __future__ import annotations
 
+from array import array
+
 from cometmq.errors import CometError
 from cometmq.format import halves, record
 from cometmq.format.halves import HALF_TOPIC, QUEUE_ID, HalfForm
+from cometmq.messaging.half_runs import EndedHalf
 from cometmq.messaging.transactions import Resolution
 from services.broker.sending.produce import Accepted, Claim
-from services.broker.transactions.names import End, HalfName
+from services.broker.transactions.ends import TOGETHER_MIN
+from services.broker.transactions.names import End, EndRun, HalfName
 from tests.sim.clients import RESEND_S, Client, ClientMachine
 from tests.sim.member import Group
 from tests.sim.storage import HOST
@@ -20,6 +24,9 @@ FORM = HalfForm(GROUP)
 FETCH_S = 0.5
 COMMITTED_SHARE = 0.6
 DIES_SHARE = 0.15  # between half and end
+RUN_SHARE = 0.02  # of transactions: as many messages as the broker ends with one append
+RUN_MORE_MAX = 16
+MIXED_SHARE = 0.3  # of such runs, whose halves do not all end alike; and of these halves
 TWICE_SHARE = 0.2  # ends that are sent twice
 UNKNOWN_SHARE = 0.3  # answers to checks
 OPPOSITE_SHARE = 0.1  # of ends, another one follows that says the opposite
@@ -51,13 +58,19 @@ class Transactor(Client):
 
     async def _transact(self) -> None:
         rng = self.world.rng
-        ids = [f"{self._stream}{self._counter + n:08X}" for n in range(rng.choice([1, 1, 3]))]
+        count = rng.choice([1, 1, 3])
+        if rng.random() < RUN_SHARE:
+            count = rng.randint(TOGETHER_MIN, TOGETHER_MIN + RUN_MORE_MAX)
+            self.world.counts["runs of halves"] += 1
+        ids = [f"{self._stream}{self._counter + n:08X}" for n in range(count)]
         self._counter += len(ids)
         names = await self._send(ids)
         is_committed = rng.random() < COMMITTED_SHARE
         wanted = Resolution.COMMIT if is_committed else Resolution.ROLLBACK
+        is_mixed = len(ids) >= TOGETHER_MIN and rng.random() < MIXED_SHARE
         for unique_id in ids:  # a check may have come before
-            self._decisions.setdefault(unique_id, wanted)
+            is_other = is_mixed and rng.random() < MIXED_SHARE
+            self._decisions.setdefault(unique_id, _opposite(wanted) if is_other else wanted)
         if not names or rng.random() < DIES_SHARE:
             self.world.counts["transactions whose end is lost"] += 1
             return
@@ -67,7 +80,7 @@ class Transactor(Client):
         """Empty: it is not known what became of it."""
         topic, queue_id = self._keys[self.world.rng.randrange(self.group.rules.topics.count)]
         records = b"".join(_encoded(topic, queue_id, unique_id) for unique_id in ids)
-        claims = [Claim(topic, queue_id, 1, half=FORM)] * len(ids)
+        claims = [Claim(topic, queue_id, len(ids), half=FORM)]
 
         async def send(role: Writer) -> tuple[Accepted, list[HalfName]]:
             accepted = await role.send(records, claims)
@@ -89,7 +102,7 @@ class Transactor(Client):
         rng, counts = self.world.rng, self.world.counts
         for _ in range(2 if rng.random() < TWICE_SHARE else 1):
             try:
-                answers = await self.at_writer(lambda role: role.broker.later.end(GROUP, ends))
+                answers = await self._ended(ends)
             except CometError:
                 counts["ends without an answer"] += 1
                 continue
@@ -103,6 +116,14 @@ class Transactor(Client):
             except CometError:
                 return
             counts["opposite ends refused"] += sum(isinstance(a, CometError) for a in answers)
+
+    async def _ended(self, ends: list[End]) -> list[EndedHalf | CometError]:
+        """Long runs that end alike are named as runs, by the client of the product too."""
+        if len(ends) < TOGETHER_MIN or len({end.resolution for end in ends}) > 1:
+            return await self.at_writer(lambda role: role.broker.later.end(GROUP, ends))
+        log_offsets = array("q", [end.half.log_offset for end in ends])
+        run = EndRun(ends[0].half, log_offsets, ends[0].resolution)
+        return await self.at_writer(lambda role: role.broker.later.end_run(GROUP, run))
 
     async def _answer_checks(self) -> None:
         while not self.over:

@@ -173,12 +173,11 @@ class Questions:
         self, client: Questioned, kind: str, question: broker_pb2.ClientQuestion
     ) -> Description | Result:
         question_id, timeout_s = question.question_id, question.timeout_ms / 1000
-        future: Future[Description | Result] = asyncio.get_running_loop().create_future()
+        future = self._new_future()
         self._open[question_id] = _Open(client, kind, question.ByteSize(), future)
         try:
-            async with asyncio.timeout(timeout_s):
-                client.put(question)
-                return await future
+            client.put(question)
+            return await self._in_time(future, timeout_s)
         except TimeoutError:
             raise QuestionTimeout(
                 f"client {client.client_id} has not answered for {timeout_s:g} s"
@@ -186,6 +185,16 @@ class Questions:
         finally:
             del self._open[question_id]
             client.drop(question_id)
+
+    def _new_future(self) -> Future[Description | Result]:
+        return asyncio.get_running_loop().create_future()
+
+    async def _in_time(
+        self, future: Future[Description | Result], timeout_s: float
+    ) -> Description | Result:
+        """Raises TimeoutError."""
+        async with asyncio.timeout(timeout_s):
+            return await future
 
     def answered(
         self, client_id: str, question_id: bytes, answer: Description | Result | CometError
