@@ -151,6 +151,8 @@ class Replay:
         """See :class:`QueueEdits`."""
         self.deleted_what_was_gone |= not self._dispatcher.queues_of(topic)
         self._dispatcher.drop(topic)
+        # Nobody misses what was deleted; a successor counts from 0 again.
+        self.losses = [loss for loss in self.losses if loss.topic != topic]
 
     def start_queue(self, topic: str, queue_id: int, offset: int) -> None:
         """See :class:`QueueEdits`."""

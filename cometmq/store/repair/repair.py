@@ -133,6 +133,7 @@ class _Repair:
         self._topics: dict[str, int] = {}  # that had queues, and how many
         self._with_units: set[str] = set()  # topics
         self._in_log: list[Loss] = []  # the messages of each queue that fitted the log
+        self._behind_end: list[Loss] = []  # of what is accepted as the log
 
     def run(self, observer: Observer | None, progress: Progress | None) -> Repaired:
         opened = OpenedStore(self._paths.root, self._options, self._files)  # holds the lock
@@ -295,13 +296,9 @@ class _Repair:
         end = found.end if cut_at is None else min(found.end, cut_at)
         places = [(damage.start, min(damage.end, end)) for damage in found.damages]
         if found.ends_too_early or cut_at is not None:
-            places.append((end, _known_end(log, found)))
-        return [
-            lost
-            for start, end in places
-            if start < end
-            for lost in self._losses_between(start, end)
-        ]
+            self._behind_end = list(self._losses_between(end, _known_end(log, found)))
+        inside = [lost for at, to in places if at < to for lost in self._losses_between(at, to)]
+        return [*inside, *self._behind_end]
 
     def _forget(self, log: Segments, known: Known, found: Survey) -> None:
         """Let the opening that follows find a crashed store without queues and index."""
@@ -387,7 +384,11 @@ class _Repair:
         # A record whose topic or queue was damaged is good, and in another queue than before.
         left_out = [loss for loss in self._in_log if (loss.topic, loss.queue_id) in after]
         gone = losses.merged([*given_up, *left_out])
-        done.losses += losses.all_of(opened.losses, gone, after)
+        # What was behind the end is gone though a topic, whose deletion was there too, is back and
+        # has older messages with these offsets.
+        done.losses += losses.merged(
+            [*losses.all_of(opened.losses, gone, after), *self._behind_end]
+        )
         done.log_start, done.log_end = opened.log.start, opened.log.end[0]
         done.queue_count = sum(next_offset > 0 for _, next_offset in after.values())
         done.index_entry_count = opened.indexer.status.entry_count

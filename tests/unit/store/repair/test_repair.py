@@ -207,6 +207,35 @@ def test_a_damaged_end_mark_costs_nothing(store: Path) -> None:
     assert report_of(store).faults == []
 
 
+def test_what_is_told_as_lost_where_a_topic_was_deleted_and_made_anew(tmp_path: Path) -> None:
+    """Of the old topic nothing is missed. With its deletion, the messages of its successor are lost
+    although the old ones with the same offsets are back.
+    """
+    store = open_store(tmp_path)
+    append(store, ("B", 0, [b"kept"] * 9))
+    start = store.appended_offset
+    append(store, ("A", 0, [b"old", b"old too"]))
+    place = store.appended_offset
+    append(store, ("A", 0, [b"old"]))
+    deleted = store.appended_offset
+    append(store, ("S", 0, [b"A"]))
+    store.drop_topic("A")
+    append(store, ("A", 0, [b"new", b"new too"]))
+    store.close()
+    copy = tmp_path.with_name("copy")
+    shutil.copytree(tmp_path, copy)
+    damage(tmp_path, start, b"\xff" * (place - start))
+    assert mended(tmp_path, write_off=[(start, place)]).losses == []
+    damage(copy, deleted, bytes(LOG_FILE_BYTES - deleted))
+    assert mended(copy, end=deleted).losses == [
+        Loss("A", 0, 0, 2, deleted),
+        Loss("S", 0, 0, 1, deleted),
+    ]
+    store = open_store(copy)
+    assert bodies(store, "A", 0) == [b"old", b"old too", b"old"]
+    store.close()
+
+
 def test_a_lost_end_has_to_be_accepted(store: Path) -> None:
     starts = starts_of(store)
     at = starts[35]
