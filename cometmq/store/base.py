@@ -9,8 +9,8 @@ none of the four ever goes back.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import TypeVar
 
 from cometmq.errors import MessageNotFound, StoreDamaged, StoreFailed
@@ -19,11 +19,14 @@ from cometmq.store import layout
 from cometmq.store.cleaner import Cleaner, store_time_ms
 from cometmq.store.index.indexer import Indexer
 from cometmq.store.log.commitlog import Chunk, Span
-from cometmq.store.log.scan import LogScan, find_good
+from cometmq.store.log.scan import find_good, good_stretches
 from cometmq.store.metadata import reserve
+from cometmq.store.queues.mending import mended
 from cometmq.store.recovery.adoption import Adoption
 from cometmq.store.recovery.opening import OpenedStore
 from cometmq.store.timers.index import TimerIndex
+
+logger = logging.getLogger(__name__)
 
 FIRST_READ_BYTES = 4096  # most records are shorter, so that one call reads a record of unknown size
 
@@ -152,9 +155,9 @@ class BaseStore:
         """Whole 20-byte units from ``offset`` on: at most ``count``, fewer at the end of the queue
         or of one of its files.
 
-        Raises StoreDamaged when the queue has lost the unit at ``offset``; the next start after an
-        orderly stop rebuilds it then. With ``nowait``, BlockingIOError when the disk would have to
-        be read.
+        Raises StoreDamaged when the queue has lost the unit at ``offset``: :meth:`mend_units`, and
+        the next start after an orderly stop, rebuild it. With ``nowait``, BlockingIOError when the
+        disk would have to be read.
         """
         assert offset >= 0, offset
         queue = self._dispatcher.find(topic, queue_id)
@@ -163,6 +166,28 @@ class BaseStore:
         except StoreDamaged:
             self._dispatcher.is_damaged = True
             raise
+
+    def mend_units(self, topic: str, queue_id: int, offset: int) -> range:
+        """Write units of a queue again, around the damaged one at ``offset``, as the log has them;
+        at which queue offsets. What the log has lost too is marked, so reading it is StoreDamaged
+        for itself alone. Blocking: may read all of the log between two messages of the queue.
+
+        Raises StoreDamaged when their records may not be in files yet; StoreFailed, Shortage.
+        """
+        queue = self._dispatcher.find(topic, queue_id)
+        if queue is None or not queue.min_offset <= offset < queue.file_end:
+            return range(offset, offset)
+        end = self.appended_offset
+        found = mended(queue, self._log.segments, self.written_offset, offset)
+        if not found.is_closed and self.written_offset < end:
+            raise StoreDamaged(f"queue {queue_id} of {topic} is damaged at its end: try again")
+        if self._guarded(lambda: self._dispatcher.rewrite(queue, found.first, found.units)):
+            logger.error(
+                "queue %d of %s was damaged at message %d and is written again from the log; "
+                "lost: %d",
+                *(queue_id, topic, offset, found.lost_count),
+            )
+        return range(found.first, found.first + len(found.units) // queueunit.UNIT_BYTES)
 
     def read_records(self, spans: Sequence[Span], *, nowait: bool = False) -> bytes:
         """The records at ``spans`` (log offset, size), as units name them, joined; neighbours are
@@ -228,16 +253,8 @@ class BaseStore:
         if start < far:
             found = find_good(segments, far, end)
             start = end if found is None else found
-        scan = LogScan(segments, start)
-        while scan.end < end:
-            with suppress(StoreDamaged):  # a file is too short
-                for stretch in scan:
-                    yield stretch.start, scan.raw(stretch.start, stretch.end)
-            if scan.end < end:
-                found = find_good(segments, scan.end, end)
-                if found is None:
-                    return
-                scan.end = found
+        for scan, stretch in good_stretches(segments, start, end):
+            yield stretch.start, scan.raw(stretch.start, stretch.end)
 
     def last_record(self) -> tuple[int, bytes]:
         """Log offset and bytes of the log's last record; (-1, nothing) in an empty log."""

@@ -22,7 +22,6 @@ from cometmq.errors import (
     NoPermission,
     PropertiesInvalid,
     PropertyReserved,
-    StoreDamaged,
 )
 from cometmq.format import timers
 from cometmq.format.queueunit import UNIT_BYTES
@@ -37,6 +36,7 @@ from tests.support.cluster.broker import (
     running_broker,
     running_namesrv,
 )
+from tests.support.cluster.pullhold import sample
 from tests.support.waiting import until_async
 
 TIMER = pb.SEGMENT_KIND_TIMER
@@ -208,28 +208,45 @@ async def test_a_stub_is_told_of_a_time_that_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("folder", "delay"),
-    [("rmq_sys_wheel_timer/0", {"delay_ms": 5_000}), ("SCHEDULE_TOPIC_XXXX/1", {"delay_level": 2})],
+    ("folder", "delay", "metric"),
+    [
+        ("rmq_sys_wheel_timer/0", {"delay_ms": 6_000}, "rocketmq_timer_dequeue_total"),
+        ("SCHEDULE_TOPIC_XXXX/1", {"delay_level": 2}, "cometmq_delay_dequeue_total"),
+    ],
 )
-async def test_a_hole_in_a_queue_of_what_waits_is_mended_by_the_next_start(
-    tmp_path: Path, folder: str, delay: dict[str, int]
+async def test_damaged_units_of_what_waits_are_found_again_in_the_log(
+    tmp_path: Path, folder: str, delay: dict[str, int], metric: str
 ) -> None:
-    """No message is passed over; nor is the hole read again and again."""
+    """While the member runs; only a message is lost whose record is damaged, too."""
     async with running_broker(tmp_path) as broker:
         await broker.put_topic("T", 1)
-        messages = [outgoing(b"%d" % n, **delay) for n in range(100)]
-        await broker.stub.Send(pb.SendRequest(messages=messages))
-    file = sorted((tmp_path / "store" / "consumequeue" / folder).iterdir())[2]
-    with file.open("r+b") as opened:
-        opened.seek(5 * UNIT_BYTES)
-        opened.write(bytes(8 * UNIT_BYTES))
-    with pytest.raises(ExceptionGroup) as ended:
-        async with running_broker(tmp_path), asyncio.timeout(60):
-            await asyncio.Event().wait()
-    assert ended.group_contains(StoreDamaged)
+        bodies = [b"message %03d" % n for n in range(100)]
+        await broker.stub.Send(
+            pb.SendRequest(messages=[outgoing(body, **delay) for body in bodies])
+        )
+    store = tmp_path / "store"
+    files = sorted((store / "consumequeue" / folder).iterdir())  # of 20 units
+    before = [file.read_bytes() for file in files]
+    cut_at, cut_bytes = 5 * UNIT_BYTES + 7, 8 * UNIT_BYTES  # 45 to 53, the first and last in part
+    wiped = bytearray(before[2])
+    wiped[cut_at : cut_at + cut_bytes] = bytes(cut_bytes)
+    files[2].write_bytes(wiped)
+    flipped = bytearray(before[3])
+    for unit, place, mask in ((2, 7, 1), (4, 0, 128), (6, 8, 128), (10, 10, 1)):
+        flipped[unit * UNIT_BYTES + place] ^= mask
+    flipped[8 * UNIT_BYTES + 8 : 8 * UNIT_BYTES + 12] = bytes(4)  # its size
+    files[3].write_bytes(flipped)
+    log = next(f for f in (store / "commitlog").iterdir() if bodies[47] in f.read_bytes())
+    log.write_bytes(log.read_bytes().replace(bodies[47], b"message 0x7"))
     async with running_broker(tmp_path) as broker:
-        await has(broker, 100)
-        assert sorted(await broker.bodies("T", 0)) == sorted(b"%d" % n for n in range(100))
+        await has(broker, 99)
+        assert sorted(await broker.bodies("T", 0)) == [*bodies[:47], *bodies[48:]]
+        assert await sample(broker.metrics_address, metric, 'result="lost"') == 1
+    after = [file.read_bytes() for file in files]
+    lost = slice(7 * UNIT_BYTES, 8 * UNIT_BYTES)
+    assert after[2][lost] != before[2][lost]
+    after[2] = after[2][: lost.start] + before[2][lost] + after[2][lost.stop :]
+    assert after == before
 
 
 async def test_types_of_topics_and_longer_limits(tmp_path: Path) -> None:

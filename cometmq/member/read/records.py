@@ -79,11 +79,21 @@ def log_offsets_of(store: BaseStore, queue: QueueKey, first: int, count: int) ->
 
 
 async def read_units(store: BaseStore, queue: QueueKey, offset: int, count: int) -> bytes:
-    """Units of a queue, at most so many: from memory at once, else in a thread."""
+    """Units of a queue, at most so many: from memory at once, else in a thread. Damaged ones are
+    written again from the log first.
+    """
     try:
         return store.read_units(*queue, offset, count, nowait=True)
-    except BlockingIOError:
-        return await asyncio.to_thread(store.read_units, *queue, offset, count)
+    except (BlockingIOError, StoreDamaged):
+        return await asyncio.to_thread(_read_mended, store, queue, offset, count)
+
+
+def _read_mended(store: BaseStore, queue: QueueKey, offset: int, count: int) -> bytes:
+    try:
+        return store.read_units(*queue, offset, count)
+    except StoreDamaged:
+        store.mend_units(*queue, offset)
+        return store.read_units(*queue, offset, count)
 
 
 async def read_each(

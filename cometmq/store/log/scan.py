@@ -8,6 +8,7 @@ topic that its reader wants to see, and what is rare, comes by itself.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from cometmq.errors import StoreDamaged, StoreForeignFile
@@ -156,6 +157,24 @@ class LogScan:
 
 
 # --- behind a damaged place -----------------------------------------------------------------------
+
+
+def good_stretches(segments: Segments, start: int, stop: int) -> Iterator[tuple[LogScan, Stretch]]:
+    """The good records from ``start`` on, where one stands, with what reads their bytes, to the
+    first run of them that reaches ``stop``. Damaged places are passed over.
+    """
+    scan = LogScan(segments, start)
+    while scan.end < stop:
+        with suppress(StoreDamaged):  # a file is too short
+            for stretch in scan:
+                yield scan, stretch
+                if stretch.end >= stop:
+                    return
+        if scan.end < stop:
+            found = find_good(segments, scan.end, stop)
+            if found is None:
+                return
+            scan.end = found
 
 
 def find_good(segments: Segments, damaged: int, stop: int) -> int | None:

@@ -73,6 +73,15 @@ class ConsumeQueue:
             )
         return sound
 
+    @property
+    def file_end(self) -> int:
+        """Behind the last unit that is in a file."""
+        return self._unwritten[0]
+
+    def stored_unit(self, offset: int) -> bytes:
+        """The unit at ``offset`` as its file has it; zeros if the file has gone."""
+        return self.segments.pread(offset * UNIT_BYTES, UNIT_BYTES).ljust(UNIT_BYTES, b"\0")
+
     def validate(self) -> None:
         """What is counted is in the files or in memory; for tests."""
         first_unwritten, units = self._unwritten
@@ -126,6 +135,24 @@ class ConsumeQueue:
             note(segment)
             self._unwritten = (first + len(part) // UNIT_BYTES, units[len(part) :])
         assert self._unwritten[0] == self.next_offset, (self._unwritten[0], self.next_offset)
+
+    def rewrite(self, offset: int, units: bytes, note: Callable[[Segment], None]) -> bool:
+        """Put ``units`` in the place of those in files from ``offset`` on, but where the files have
+        gone, and tell ``note`` which files changed; False: none. By any thread: nobody else writes
+        there, and a reader sees the old or the new unit.
+        """
+        changed = False
+        start, at = offset * UNIT_BYTES, max(0, self.segments.start - offset * UNIT_BYTES)
+        while at < len(units):
+            segment = self.segments.find(start + at)
+            assert segment is not None, (self.segments.directory, offset)
+            part = units[at : at + segment.end - (start + at)]
+            if part != segment.pread(start + at, len(part)):
+                segment.pwrite(start + at, part)
+                note(segment)
+                changed = True
+            at += len(part)
+        return changed
 
     def start_at(self, offset: int) -> None:
         """Let an empty queue begin at ``offset``: its older units are gone, RocketMQ's filler

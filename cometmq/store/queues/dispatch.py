@@ -257,6 +257,17 @@ class Dispatcher:
         for directory in directories:
             self._dirty_directories.add(str(directory))
 
+    # --- mending: any thread ----------------------------------------------------------------------
+
+    def rewrite(self, queue: ConsumeQueue, offset: int, units: bytes) -> bool:
+        """Put ``units`` in the place of those that the files have from ``offset`` on; False: they
+        are the same, or the queue has gone.
+        """
+        with self._removing:  # no file goes meanwhile
+            if self.find(queue.topic, queue.queue_id) is not queue:
+                return False
+            return queue.rewrite(offset, units, self._dirty_files.add)
+
     # --- removing from the front: a thread of its own ---------------------------------------------
 
     def forget_before(self, log_start: int) -> None:

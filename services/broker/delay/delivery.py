@@ -7,6 +7,7 @@ another form gets a look of its own.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from array import array
 from bisect import bisect_right
@@ -15,12 +16,12 @@ from itertools import accumulate, compress
 from typing import NamedTuple, Protocol
 
 from cometmq.clock import Clock
-from cometmq.errors import PropertiesTooLarge, StoreDamaged
-from cometmq.format import delayed, timers
+from cometmq.errors import MessageNotFound, PropertiesTooLarge, StoreDamaged
+from cometmq.format import delayed, queueunit, timers
 from cometmq.format.record import Record
 from cometmq.format.relay import Relayed, relay
 from cometmq.format.relay_run import RelayRun, delivery_targets
-from cometmq.member.read.records import read_each, read_joined
+from cometmq.member.read.records import read_each, read_joined, read_units
 from cometmq.member.relay import RelayWriter, batch_bytes_max
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
@@ -101,6 +102,7 @@ class Delivery:
         self._noun = noun
         self._gone = gone
         self._count_gone = count_gone
+        self._mended: dict[QueueKey, range] = {}  # the places that were mended last
         self._turn_bytes_max = batch_bytes_max(storage.store.log_file_bytes, TURN_BYTES_MAX)
 
     def fitting(self, spans: Sequence[Span]) -> int:
@@ -109,19 +111,23 @@ class Delivery:
         return max(1, bisect_right(ends, self._turn_bytes_max))
 
     async def deliver(
-        self, spans: Sequence[Span], offsets: Sequence[int], late_ms: int
+        self,
+        spans: Sequence[Span],
+        queues: Sequence[QueueKey],
+        offsets: Sequence[int],
+        late_ms: int,
     ) -> Delivered:
         """Append some of the first of these messages, all or nothing; at least one is done if there
-        is one. ``offsets``: their places in the queue in which they wait. ``late_ms``: so long ago
-        the first of them was due. Raises what ``MemberStorage.append_relayed`` raises, StoreFailed,
+        is one. ``queues``, ``offsets``: where they wait. ``late_ms``: so long ago the first of them
+        was due. Raises what ``MemberStorage.append_relayed`` raises, StoreFailed,
         Shortage.
         """
         count = self.fitting(spans)
-        spans, offsets = spans[:count], offsets[:count]
+        spans, queues, offsets = spans[:count], queues[:count], offsets[:count]
         begun = await self._deliver_run(spans, offsets)
         if begun is None:
             some = slice(EACH_COUNT_MAX)
-            begun = await self._deliver_each(spans[some], offsets[some])
+            begun = await self._deliver_each(spans[some], queues[some], offsets[some])
         delivered, begun_s = begun
         self._fit_turn(delivered.appended_count, self._clock.monotonic_s() - begun_s, late_ms)
         return delivered
@@ -162,10 +168,10 @@ class Delivery:
         return None if isinstance(queue, str) else queue
 
     async def _deliver_each(
-        self, spans: Sequence[Span], offsets: Sequence[int]
+        self, spans: Sequence[Span], queues: Sequence[QueueKey], offsets: Sequence[int]
     ) -> tuple[Delivered, float]:
         """The same, one by one."""
-        found = await read_each(self._storage.store, spans)
+        found = await self.read(spans, queues, offsets)
         begun_s = self._clock.monotonic_s()
         relayed: list[Relayed] = []
         for (place, _), offset, one in zip(spans, offsets, found, strict=True):
@@ -181,6 +187,24 @@ class Delivery:
         if relayed:
             self._relays.append(relayed)
         return Delivered(len(spans), len(relayed)), begun_s
+
+    async def read(
+        self, spans: Sequence[Span], queues: Sequence[QueueKey], offsets: Sequence[int]
+    ) -> list[Record | StoreDamaged | MessageNotFound]:
+        """The records, or why one cannot be read. A queue that names a wrong place for one is
+        mended. Raises StoreFailed, Shortage.
+        """
+        store = self._storage.store
+        found = await read_each(store, spans)
+        for number, (span, queue, offset) in enumerate(zip(spans, queues, offsets, strict=True)):
+            if isinstance(found[number], Record):
+                continue
+            if offset not in self._mended.get(queue, ()):
+                self._mended[queue] = await asyncio.to_thread(store.mend_units, *queue, offset)
+            unit = await read_units(store, queue, offset, 1)
+            if unit and (right := queueunit.unit_at(unit, 0)[:2]) != span:
+                [found[number]] = await read_each(store, [right])
+        return found
 
     # --- where a message goes ---------------------------------------------------------------------
 

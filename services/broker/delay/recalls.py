@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,7 +11,7 @@ from cometmq.format import delayed, queueunit, recall, timers
 from cometmq.format.recall import PURPOSE, Handle, RecallRun, Tombstone, names_of
 from cometmq.format.record import Record
 from cometmq.format.timers import TIMER_QUEUE, TIMER_TOPIC
-from cometmq.member.read.records import read_each, slices
+from cometmq.member.read.records import read_each, read_units, slices
 from cometmq.member.relay import RelayWriter, batch_bytes_max
 from cometmq.member.state.demands import topic_demands
 from cometmq.member.state.keeper import StateKeeper
@@ -239,7 +238,7 @@ class RecallService:
         return _without_body(found) if isinstance(found, Record) else None
 
     async def _units(self, offset: int, count: int) -> bytes:
-        return await asyncio.to_thread(self._storage.store.read_units, *TIMER_QUEUE, offset, count)
+        return await read_units(self._storage.store, TIMER_QUEUE, offset, count)
 
 
 def _without_body(found: Record) -> Record:

@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from cometmq.clock import Clock
-from cometmq.errors import BrokerDraining, CometError, Shortage
+from cometmq.errors import BrokerDraining, CometError, Shortage, StoreDamaged
 from cometmq.format import delayed, queueunit, timers
 from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.format.record import Record
 from cometmq.format.relay import Relayed, relay, with_properties
 from cometmq.format.timers import TIMER_QUEUE, TIMER_TOPIC
 from cometmq.member.metrics import MemberMetrics
-from cometmq.member.read.records import read_each, read_units
+from cometmq.member.read.records import read_units
 from cometmq.member.relay import RelayWriter
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
@@ -70,7 +70,7 @@ class ScheduleService:
                 moved.clear()
                 try:
                     wait_s = await self.deliver_due()
-                except (Shortage, BrokerDraining) as error:
+                except (Shortage, BrokerDraining, StoreDamaged) as error:
                     log.warning("delayed messages wait", extra=fields(reason=str(error)))
                     await asyncio.sleep(RETRY_S)
                     continue
@@ -108,7 +108,7 @@ class ScheduleService:
             waits_s.append(wait_s)
             left -= count
             if count:
-                parts.append(_Part(level, units[: count * queueunit.UNIT_BYTES]))
+                parts.append(_Part(level, queue, units[: count * queueunit.UNIT_BYTES]))
         if parts and not await self._deliver(parts, now):
             return 0.0
         return min(waits_s, default=None)
@@ -125,18 +125,20 @@ class ScheduleService:
     async def _deliver(self, parts: Sequence[_Part], now: Now) -> bool:
         """Whether all of them are done."""
         spans: list[Span] = []
+        queues: list[QueueKey] = []
         offsets: list[int] = []
         late_ms = 0
-        for level, units in parts:
+        for level, queue, units in parts:
             part = [(place, size) for place, size, _ in queueunit.iterate(units)]
             spans += part
+            queues += [queue] * len(part)
             offsets += range(level.offset, level.offset + len(part))
             _, _, due_ms = queueunit.unit_at(units, 0)
             late_ms = max(late_ms, now.wall_ms - due_ms)
-        done, appended = await self._delivery.deliver(spans, offsets, late_ms)
+        done, appended = await self._delivery.deliver(spans, queues, offsets, late_ms)
         self._metrics.delay_out.labels("delivered").inc(appended)
         left = done
-        for level, units in parts:
+        for level, _, units in parts:
             count = min(left, len(units) // queueunit.UNIT_BYTES)
             left -= count
             if count:
@@ -171,8 +173,9 @@ class ScheduleService:
         waiting = list(queueunit.iterate(units))
         spans = [(place, size) for place, size, _ in waiting]
         fitting = self._delivery.fitting(spans)
-        waiting = waiting[:fitting]
-        found = await read_each(store, spans[:fitting])
+        waiting, spans = waiting[:fitting], spans[:fitting]
+        offsets = range(first, first + len(spans))
+        found = await self._delivery.read(spans, [queue] * len(spans), offsets)
         await self._keeper.create_system_topic(TIMER_TOPIC, 1)
         moved: list[Relayed] = []
         for (place, _, due_ms), one in zip(waiting, found, strict=True):
@@ -200,4 +203,5 @@ class _Part(NamedTuple):
     """The messages of one level that are due."""
 
     level: LevelProgress
+    queue: QueueKey
     units: bytes

@@ -14,17 +14,19 @@ from typing import TypeVar
 from cometmq.clock import Clock
 from cometmq.errors import (
     BrokerDraining,
+    MessageNotFound,
     PropertiesTooLarge,
     Shortage,
     StoreDamaged,
 )
 from cometmq.flight_recorder import named_threads
 from cometmq.format import queueunit, timers
+from cometmq.format.queueunit import LOST_SIZE, PREFILL_SIZE
 from cometmq.format.record import Record
 from cometmq.format.relay import Relayed, relay
 from cometmq.format.timers import TIMER_QUEUE
 from cometmq.member.metrics import MemberMetrics
-from cometmq.member.read.records import read_each, read_units
+from cometmq.member.read.records import read_units
 from cometmq.member.relay import RelayWriter
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
@@ -87,7 +89,6 @@ class TimerService:
         self.time = time
         self._is_loaded = False
         self._trusts_files = True  # False: one was damaged, and would be met again
-        self._queue_damage: StoreDamaged | None = None  # that was met last: no index helps
         self._one_at_a_time = asyncio.Lock()  # turns, and others that change the index
         self._roll_at_s = 0.0
         self._thread = named_threads("timers")
@@ -100,9 +101,7 @@ class TimerService:
         )
 
     async def run(self) -> None:
-        """Deliver until cancelled. StoreFailed; StoreDamaged: the timer queue is, which the next
-        start makes again from the log.
-        """
+        """Deliver until cancelled. StoreFailed."""
         moved = asyncio.Event()
         with self._storage.moved.subscribed(moved):
             async with asyncio.TaskGroup() as tasks:
@@ -117,8 +116,6 @@ class TimerService:
                         await asyncio.sleep(RETRY_S)
                         continue
                     except StoreDamaged as error:
-                        if error is self._queue_damage:
-                            raise
                         self._forget_index(error)
                         wait_s = 0.0
                     if wait_s is None:
@@ -334,24 +331,23 @@ class TimerService:
             self._metrics.timers_out.labels("lost").inc(lost)
 
     async def _units(self, offset: int, count: int) -> bytes:
-        try:
-            return await read_units(self._storage.store, TIMER_QUEUE, offset, count)
-        except StoreDamaged as error:
-            self._queue_damage = error
-            raise
+        return await read_units(self._storage.store, TIMER_QUEUE, offset, count)
 
     async def _entries(self, units: bytes, first: int) -> bytes:
-        """Sorted. Units that Apache RocketMQ wrote do not say when their messages are due."""
+        """Sorted. Units that Apache RocketMQ wrote do not say when their messages are due; nor do
+        damaged ones.
+        """
         entries = of_units(units, first)
         if len(entries) // ENTRY_BYTES == len(units) // queueunit.UNIT_BYTES:
             return in_order(entries)
-        foreign = [
+        others = [
             (offset, (place, size))
             for offset, (place, size, code) in enumerate(queueunit.iterate(units), first)
-            if code <= HASH_MAX and queueunit.is_message(place, size)
+            if (code <= HASH_MAX or not LOST_SIZE < size < PREFILL_SIZE)
+            and (place, size) != (0, PREFILL_SIZE)
         ]
-        found = await read_each(self._storage.store, [span for _, span in foreign])
-        for (offset, span), one in zip(foreign, found, strict=True):
+        found = await self._read(dict(others))
+        for (offset, span), one in zip(others, found, strict=True):
             due_ms = timers.due_ms(one.raw_properties) if isinstance(one, Record) else None
             if due_ms is not None:
                 entries += ENTRY.pack(due_ms, offset)
@@ -359,6 +355,14 @@ class TimerService:
                 reason = "it names no time" if isinstance(one, Record) else str(one)
                 self._delivery.lose(span[0], reason)
         return in_order(entries)
+
+    async def _read(
+        self, spans: Mapping[int, Span]
+    ) -> list[Record | StoreDamaged | MessageNotFound]:
+        """The messages at these offsets of the queue, which names these places of the log."""
+        return await self._delivery.read(
+            list(spans.values()), [TIMER_QUEUE] * len(spans), list(spans)
+        )
 
     # --- what is due ------------------------------------------------------------------------------
 
@@ -371,7 +375,8 @@ class TimerService:
         if len(spans) < len(offsets):
             offsets = [offset for offset in offsets if offset in spans]
         places = [spans[offset] for offset in offsets]
-        done, appended = await self._delivery.deliver(places, offsets, now_ms - due[0].due_ms)
+        queues, late_ms = [TIMER_QUEUE] * len(offsets), now_ms - due[0].due_ms
+        done, appended = await self._delivery.deliver(places, queues, offsets, late_ms)
         if done < len(offsets):
             next_offset = offsets[done]
             due = due[: next(at for at, timer in enumerate(due) if timer.offset == next_offset)]
@@ -461,7 +466,7 @@ class TimerService:
         return first < self.table.rolled < end
 
     async def _store_again(self, spans: Mapping[Timer, Span]) -> None:
-        found = await read_each(self._storage.store, list(spans.values())) if spans else []
+        found = await self._read({timer.offset: span for timer, span in spans.items()})
         relayed: list[Relayed] = []
         for (timer, span), one in zip(spans.items(), found, strict=True):
             if not isinstance(one, Record):
