@@ -198,8 +198,9 @@ class HalvesReached:
 
 @dataclass(frozen=True, slots=True)
 class DelaysDropped:
-    """A topic is deleted: of a delay level's messages before ``ends[level]``, an offset in the
-    level's queue, those of the topic are not delivered.
+    """A topic is created: of a delay level's messages before ``ends[level]``, an offset in the
+    level's queue, those for a topic of its name are for one that was deleted, and are not
+    delivered.
     """
 
     topic: str
@@ -272,8 +273,9 @@ class TimersReached:
 
 @dataclass(frozen=True, slots=True)
 class TimersDropped:
-    """A topic is deleted: of the timer queue's messages before ``end`` those of the topic are not
-    delivered.
+    """A topic is created: of the timer queue's messages before ``end`` those for a topic of its
+    name are for one that was deleted, and are not delivered. Of the timer topic: some topic is
+    deleted, and messages before ``end`` may be for it.
     """
 
     topic: str

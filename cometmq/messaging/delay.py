@@ -60,7 +60,7 @@ class LevelProgress:
 
 class LevelDrops:
     """Messages of delay levels that are not delivered: their topic was deleted since they were
-    stored, and may have been created again.
+    stored, and created again. Never more topics than there are.
     """
 
     def __init__(self) -> None:
@@ -68,9 +68,13 @@ class LevelDrops:
         # By the topic, then by the level: messages of before, which lie below this offset.
         self.dropped: dict[str, dict[int, int]] = {}
 
-    def drop_topic(self, topic: str, ends: Mapping[int, int]) -> None:
-        """A topic is deleted: its messages before the end of their level are dropped."""
+    def drop_older(self, topic: str, ends: Mapping[int, int]) -> None:
+        """A topic is created: its messages before the end of their level are dropped."""
         self.dropped[topic] = dict(ends)
+
+    def forget_topic(self, topic: str) -> None:
+        """A topic is deleted: nothing is delivered to it."""
+        self.dropped.pop(topic, None)
 
     def is_dropped(self, topic: str, queue_id: int, offset: int) -> bool:
         """Whether the message for the topic at this offset of a level's queue is dropped."""
@@ -129,9 +133,9 @@ class DelayProgress:
         return now | self._gone
 
     def waiting_ends(self, end_of: Callable[[int], int]) -> dict[int, int]:
-        """The ends of the queues of those levels in which messages wait."""
+        """The ends of the queues of those levels in which messages wait, by what the log knows."""
         ends = {number: end_of(number) for number in self.levels}
-        return {number: end for number, end in ends.items() if self.levels[number].offset < end}
+        return {number: end for number, end in ends.items() if self.written.get(number, 0) < end}
 
     def __iter__(self) -> Iterator[tuple[int, LevelProgress]]:
         return iter(self.levels.items())

@@ -359,7 +359,7 @@ class BrokerState:
                 self.delays = dict(offsets)
                 self.delay_drops.reached(offsets)
             case DelaysDropped(topic, ends):
-                self.delay_drops.drop_topic(topic, ends)
+                self.delay_drops.drop_older(topic, ends)
             case HalvesReached(progress):
                 self.halves.restore(progress)
             case HalvesDropped(topic, end):
@@ -378,7 +378,7 @@ class BrokerState:
             case TimersReached(mark, skips):
                 self.timers.restore(mark, skips)
             case TimersDropped(topic, end):
-                self.timers.drop_topic(topic, end)
+                self.timers.drop_older(topic, end)
             case SecretAdded(secret):
                 self.secrets.add(secret)
 
@@ -419,6 +419,8 @@ class BrokerState:
         self.resent.forget_topic(topic)
         self.pops.forget_topic(topic)
         self.halves.forget_topic(topic)
+        self.timers.forget_topic(topic)
+        self.delay_drops.forget_topic(topic)
 
     def _copy_topic(self, config: TopicConfig, histories: tuple[History, ...]) -> None:
         if len(histories) < _queue_count(config):

@@ -65,7 +65,7 @@ class TimerTable:
         self.read = 0  # offset of the first message that was not looked at yet
         self.late: deque[Timer] = deque()  # in order of their offsets
         self.skips: dict[int, int] = {}  # offset → when it is due
-        # Topics that were deleted: messages of before, which lie below this offset, are dropped.
+        # Topics that are newer than some messages: those for them below this offset are dropped.
         self.dropped: dict[str, int] = {}
         self._unwritten: dict[int, int] = {}
         self._written = TimerMark()
@@ -196,6 +196,11 @@ class TimerTable:
         self._forgot_by = mark
         self._forget_from = max(SKIPS_FEW, 2 * len(self.skips))
 
+    @property
+    def rolled_written(self) -> int:
+        """:attr:`rolled` as the state log has it."""
+        return self._written.rolled
+
     def restore(self, mark: TimerMark, skips: Iterable[Timer]) -> None:
         """Takes what the state log tells."""
         self._written = mark
@@ -204,10 +209,14 @@ class TimerTable:
         self._forget_if_many(mark)
         self._forget_dropped()
 
-    def drop_topic(self, topic: str, end: int) -> None:
-        """A topic is deleted: its messages before ``end`` are dropped when they are due."""
+    def drop_older(self, topic: str, end: int) -> None:
+        """A topic is created: its messages before ``end`` are dropped when they are due."""
         if end > self.rolled:
             self.dropped[topic] = end
+
+    def forget_topic(self, topic: str) -> None:
+        """A topic is deleted: nothing is delivered to it."""
+        self.dropped.pop(topic, None)
 
     def is_dropped(self, topic: str, _queue_id: int, offset: int) -> bool:
         """Whether the message for the topic at this offset is dropped."""

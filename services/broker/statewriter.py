@@ -40,7 +40,7 @@ class StateWriter:
         self._storage = storage
         self._clock = clock
         self._exporter = Exporter(config.store_path / "config")
-        self._timers = TimerHandover(storage.store, keeper.state.timers, config, clock)
+        self._timers = TimerHandover(storage.store, keeper.state, config, clock)
         self._exported = -1  # state records that the last export knew of
 
     async def write(self) -> None:

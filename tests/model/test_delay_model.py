@@ -219,8 +219,10 @@ async def test_a_topic_that_is_created_again_gets_nothing_of_the_old_one(tmp_pat
         await parts.deliver()
         await send(parts, b"old", 1, 4)
         await member.on_disk()
-        await member.keeper.drop_topic("T")
-        await member.put("T", QUEUES)
+        for _ in range(3):  # a note has no more than its topic
+            await member.keeper.drop_topic("T")
+            assert not member.state.delay_drops.dropped
+            await member.put("T", QUEUES)
         await send(parts, b"new 1", 1)
         await send(parts, b"new 2", 2)
         await send(parts, b"new 4", 4)

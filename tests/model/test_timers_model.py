@@ -186,6 +186,7 @@ class Story:
     async def drop_topic(self, member: Member) -> None:
         topic = self.source.choice(TOPICS)
         await member.keeper.drop_topic(topic)
+        assert topic not in member.state.timers.dropped
         self.pending = [one for one in self.pending if one.topic != topic]
         self.recalled = [one for one in self.recalled if one.topic != topic]
         self.there[topic] = []

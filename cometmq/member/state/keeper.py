@@ -17,7 +17,7 @@ from cometmq.clock import Clock
 from cometmq.errors import CometError, GroupNotFound, SlaveNotAvailable, TopicNotFound
 from cometmq.flight_recorder import Stage, recorder
 from cometmq.format.delayed import SCHEDULE_TOPIC, queue_id_of
-from cometmq.format.timers import TIMER_QUEUE
+from cometmq.format.timers import TIMER_QUEUE, TIMER_TOPIC
 from cometmq.member.state.demands import topic_demands
 from cometmq.member.state.statelog import encode_record
 from cometmq.member.storage.member_storage import MemberStorage, Segment
@@ -52,7 +52,7 @@ from cometmq.messaging.state import (
 )
 from cometmq.messaging.timers import skip_changes
 from cometmq.messaging.topics import TopicTable, is_system
-from cometmq.model import TopicConfig
+from cometmq.model import RETRY_PREFIX, TopicConfig
 from cometmq.replication.watermarks import REPLICATED, DurabilityClass, union
 from cometmq.rpc.tasks import ShieldedTasks
 
@@ -220,14 +220,25 @@ class StateKeeper:
             if before != config:
                 put = self.state.plan_topic(config, by_system=by_system)
                 extras: list[Change] = [*self.state.plan_extras(config)]
-                if before is None and not by_system and len(self.state.halves):
-                    # There may have been a topic of the name, and halves for it may be open.
-                    extras.append(HalvesDropped(name, self.state.halves.end))
+                if before is None and (not by_system or name.startswith(RETRY_PREFIX)):
+                    extras += self._older(name)
                 await self._commit(put, *extras, until_s=until_s)
                 self._on_topics()
                 if by_system and before is None:
                     self._on_system_topic(name)
             return config, before is None
+
+    def _older(self, topic: str) -> Iterator[Change]:
+        """Notes at the creation of a topic: there may have been one of the name, and messages for
+        that one may wait, by what the log knows: nothing else tells that one was dropped.
+        """
+        if len(self.state.halves):
+            yield HalvesDropped(topic, self.state.halves.end)
+        _, timers_end = self._storage.store.queue_bounds(*TIMER_QUEUE)
+        if self.state.timers.rolled_written < timers_end:
+            yield TimersDropped(topic, timers_end)
+        if level_ends := self.delays.waiting_ends(self._level_end):
+            yield DelaysDropped(topic, level_ends)
 
     @to_its_end
     async def put_quota(self, topic: str, quota: Quota) -> None:
@@ -247,14 +258,12 @@ class StateKeeper:
         async with self._one_at_a_time:
             change = self.state.plan_drop(topic, by_system=by_system)
             _, timers_end = self._storage.store.queue_bounds(*TIMER_QUEUE)
-            waiting: list[Change] = [TimersDropped(topic, timers_end)] if timers_end else []
-            if level_ends := self.delays.waiting_ends(self._level_end):
-                waiting.append(DelaysDropped(topic, level_ends))
+            gone = [TimersDropped(TIMER_TOPIC, timers_end)] if timers_end else []
             # Nothing may follow the deletion into the old queues: at recovery everything after it
             # counts as new.
             self.closing.add(topic)
             try:
-                await self._commit(change, *waiting)
+                await self._commit(change, *gone)
                 self._storage.drop_topic(topic)
             finally:
                 self.closing.discard(topic)

@@ -149,7 +149,7 @@ def open_writer(
         store.settle_state()
         if store.adoption is not None:
             adoption.settle(store, state, config, clock)
-        _begin_handover(TimerHandover(store, state.timers, config, clock))
+        _begin_handover(TimerHandover(store, state, config, clock))
     except BaseException:
         store.abandon()
         raise

@@ -19,7 +19,8 @@ from cometmq.format.timerlog import WaitingRecord, encode_check, encode_log, uni
 from cometmq.format.timers import TIMER_QUEUE
 from cometmq.member.config import MemberConfig
 from cometmq.member.state.exports import Exporter
-from cometmq.messaging.timers import Timer, TimerTable
+from cometmq.messaging.state import BrokerState
+from cometmq.messaging.timers import Timer
 from cometmq.store.base import BaseStore
 from cometmq.store.layout import CONFIG, TIMER_CHECK, TIMER_LOG, TIMER_WHEEL, offset_name
 from cometmq.store.timers.entries import HASH_MAX
@@ -35,10 +36,11 @@ class TimerHandover:
     """Belongs to the writer."""
 
     def __init__(
-        self, store: BaseStore, table: TimerTable, config: MemberConfig, clock: Clock
+        self, store: BaseStore, state: BrokerState, config: MemberConfig, clock: Clock
     ) -> None:
         self._store = store
-        self._table = table
+        self._table = state.timers
+        self._topics = state.topics
         self._root = config.store_path
         self._file_bytes = config.mapped_file_size_timer_log  # of the list
         self._clock = clock
@@ -122,6 +124,8 @@ class TimerHandover:
         except (MessageNotFound, StoreDamaged):
             return None
         target = target_of(found.raw_properties)
-        if target is None or offset < self._table.dropped.get(target[0], 0):
+        if target is None or target[0] not in self._topics:
+            return None
+        if self._table.is_dropped(*target, offset):
             return None
         return timers.due_ms(found.raw_properties)

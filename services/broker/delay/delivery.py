@@ -11,7 +11,7 @@ import asyncio
 import logging
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate, compress
 from typing import NamedTuple, Protocol
 
@@ -68,8 +68,8 @@ class Gone(Protocol):
         ...
 
     @property
-    def dropped(self) -> Container[str]:
-        """Topics that were deleted while messages waited for them."""
+    def dropped(self) -> Collection[str]:
+        """Topics that were created while messages waited, which may be for older ones."""
         ...
 
     def is_dropped(self, topic: str, queue_id: int, offset: int) -> bool:
@@ -124,7 +124,7 @@ class Delivery:
         """
         count = self.fitting(spans)
         spans, queues, offsets = spans[:count], queues[:count], offsets[:count]
-        begun = await self._deliver_run(spans, offsets)
+        begun = await self._deliver_run(spans, queues, offsets)
         if begun is None:
             some = slice(EACH_COUNT_MAX)
             begun = await self._deliver_each(spans[some], queues[some], offsets[some])
@@ -133,7 +133,7 @@ class Delivery:
         return delivered
 
     async def _deliver_run(
-        self, spans: Sequence[Span], offsets: Sequence[int]
+        self, spans: Sequence[Span], queues: Sequence[QueueKey], offsets: Sequence[int]
     ) -> tuple[Delivered, float] | None:
         """Those of the first that have our form, and when they had been read. None: the first one
         needs a look.
@@ -148,21 +148,35 @@ class Delivery:
             is_wanted = [offset not in skips for offset in offsets]
             left, places = [*compress(left, is_wanted)], array("I", compress(places, is_wanted))
         texts, chosen = delivery_targets(sources, places)
-        queues = [self._plain_queue(text) for text in texts]
-        if None in queues:
-            closer = {index for index, queue in enumerate(queues) if queue is None}
+        firsts = self._firsts(queues, offsets)
+        targets = [self._plain_queue(text, firsts) for text in texts]
+        if None in targets:
+            closer = {index for index, queue in enumerate(targets) if queue is None}
             del chosen[next(at for at, index in enumerate(chosen) if index in closer) :]
         done = left[len(chosen)] if len(chosen) < len(left) else len(spans)
         if not done and spans:
             return None
         if chosen:
-            self._relays.append_run(_run(sources, places[: len(chosen)], chosen, queues))
+            self._relays.append_run(_run(sources, places[: len(chosen)], chosen, targets))
         return Delivered(done, len(chosen)), begun_s
 
-    def _plain_queue(self, text: bytes) -> QueueKey | None:
+    def _firsts(self, queues: Sequence[QueueKey], offsets: Sequence[int]) -> dict[int, int]:
+        """By queue id, the first of these offsets; nothing while all topics are as old as what
+        waits.
+        """
+        if not self._gone.dropped:
+            return {}
+        if len(set(queues)) == 1:  # as of timers always
+            return {queues[0][1]: min(offsets)}
+        firsts: dict[int, int] = {}
+        for (_, queue_id), offset in zip(queues, offsets, strict=True):
+            firsts[queue_id] = min(offset, firsts.get(queue_id, offset))
+        return firsts
+
+    def _plain_queue(self, text: bytes, firsts: Mapping[int, int]) -> QueueKey | None:
         """The queue that all messages with this target go to; None: each needs a look."""
         target = delayed.target_of_text(text)
-        if target[0] in self._gone.dropped:
+        if any(self._gone.is_dropped(target[0], *first) for first in firsts.items()):
             return None
         queue = self._queue(target)
         return None if isinstance(queue, str) else queue

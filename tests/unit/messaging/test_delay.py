@@ -64,7 +64,7 @@ def test_a_progress_beyond_the_end_of_its_queue_begins_at_the_end() -> None:
 
 def test_messages_of_a_deleted_topic_are_known_until_their_levels_have_passed_them() -> None:
     drops = LevelDrops()
-    drops.drop_topic("T", {1: 10, 3: 5})
+    drops.drop_older("T", {1: 10, 3: 5})
     level_1, level_2 = delayed.queue_id_of(1), delayed.queue_id_of(2)
     assert drops.is_dropped("T", level_1, 9)
     for topic, queue_id, offset in (("T", level_1, 10), ("T", level_2, 0), ("U", level_1, 9)):

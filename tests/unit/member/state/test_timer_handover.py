@@ -12,10 +12,12 @@ import pytest
 
 from cometmq.format import record
 from cometmq.format.timerlog import decode_check
-from cometmq.format.timers import TIMER_QUEUE
+from cometmq.format.timers import TIMER_QUEUE, TIMER_TOPIC
 from cometmq.member.state import timer_handover
 from cometmq.member.state.timer_handover import TimerHandover
-from cometmq.messaging.timers import TIME_MS_MAX, Timer, TimerMark, TimerTable
+from cometmq.messaging.state import BrokerState
+from cometmq.messaging.timers import TIME_MS_MAX, Timer, TimerMark
+from cometmq.model import TopicConfig
 from cometmq.replication.watermarks import DurabilityClass
 from tests.support.cluster.broker import config_for
 from tests.support.cluster.members import Member, living_member
@@ -29,16 +31,18 @@ ALL = ["delivered", "waits", "recalled", "of a topic that is gone", "late"]
 
 def handover(member: Member, folder: Path) -> TimerHandover:
     """Of five messages the first is delivered, and two others are not to be."""
-    table = TimerTable()
-    table.restore(TimerMark(Timer(START_MS - S, TIME_MS_MAX), 4, 1), [Timer(START_MS + 90 * S, 2)])
-    table.drop_topic("gone", 4)
+    state = BrokerState()
+    state.apply(state.plan_topic(TopicConfig("T")))
+    mark = TimerMark(Timer(START_MS - S, TIME_MS_MAX), 4, 1)
+    state.timers.restore(mark, [Timer(START_MS + 90 * S, 2)])
+    state.timers.drop_older(TIMER_TOPIC, 4)
     queue = [
         left(name, due_s, REAL_TOPIC="gone" if "gone" in name else "T")
         for name, due_s in zip(ALL, DUES_S, strict=True)
     ]
     member.storage.append_relayed(queue, {TIMER_QUEUE[0]: DurabilityClass.ASYNC}, HOST)
     config = config_for(folder, mapped_file_size_timer_log=4_096)
-    return TimerHandover(member.store, table, config, WallClock())
+    return TimerHandover(member.store, state, config, WallClock())
 
 
 def listed(member: Member, folder: Path) -> dict[str, int]:
@@ -92,7 +96,7 @@ async def test_too_many_are_not_listed(
 async def test_nothing_is_written_without_timers(tmp_path: Path) -> None:
     folder = tmp_path / "store"
     async with living_member(folder) as member:
-        timers = TimerHandover(member.store, TimerTable(), config_for(folder), WallClock())
+        timers = TimerHandover(member.store, BrokerState(), config_for(folder), WallClock())
         timers.begin()
         timers.finish()
         assert timers.check() == {}
