@@ -37,6 +37,7 @@ from cometmq.rpc.interceptors import from_proto
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
 from services.broker.pop import acks, receive
+from services.broker.retry.retries import RetryService
 from tests.support.cluster.broker import BrokerClient, LiveBroker, refusal, running_broker
 from tests.support.cluster.live_group import live_group
 from tests.support.cluster.pop_cluster import Ahead
@@ -262,6 +263,42 @@ async def test_a_message_that_nobody_acknowledges_is_a_dead_letter_after_its_tri
         dead = await broker.read_queue(DLQ, 0)
         assert [(one.body, one.reconsume_times) for one in dead] == [(b"0", 2), (b"1", 2)]
         assert (await broker.committed("G", "T", 0)).offset == 2  # type: ignore[union-attr]
+
+
+async def test_what_becomes_a_dead_letter_cannot_be_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither while it is stored nor later: who gets an OK finds no dead letter."""
+    clock, gate, stores = Ahead(), asyncio.Event(), asyncio.Event()
+    send_back = RetryService.send_back
+
+    async def held_up(retries: RetryService, group: str, items: Any) -> Any:
+        stores.set()
+        await gate.wait()
+        return await send_back(retries, group, items)
+
+    monkeypatch.setattr(RetryService, "send_back", held_up)
+    async with running_broker(tmp_path, clock=clock) as broker:
+        await sent(broker, 1, b"0", b"1", b"2")
+        settings = pb.GroupSettings(group="G", retry_times_max=0, mode=pb.CONSUME_MODE_POP)
+        await broker.admin.PutGroup(pb.PutGroupRequest(settings=settings))
+        [run] = (await receive_from(broker)).runs
+
+        def part(offset: int) -> pb.AckItem:
+            return pb.AckItem(handle=run.handle, first_offset=offset, count=1)
+
+        assert await ack(broker, part(1)) == [None]
+        clock.later_s = 31
+        received = asyncio.create_task(receive_from(broker))
+        await stores.wait()
+        [while_stored] = await ack(broker, run.handle)
+        gate.set()
+        assert not (await received).runs
+        [later_on] = await ack(broker, part(0))
+        assert isinstance(while_stored, HandleInvalid)
+        assert isinstance(later_on, HandleInvalid)
+        assert await ack(broker, part(1)) == [None], "again"
+        assert await broker.bodies(DLQ, 0) == [b"0", b"2"]
 
 
 async def test_a_dead_letter_that_cannot_be_stored_keeps_nobody_waiting(

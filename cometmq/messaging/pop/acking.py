@@ -21,10 +21,16 @@ def check_invisible(invisible_ms: int) -> None:
 
 
 def held_part(
-    queue: QueueLeases | None, history: History, handle: Handle, first: int, count: int
+    queue: QueueLeases | None,
+    history: History,
+    handle: Handle,
+    first: int,
+    count: int,
+    sent_away: int = 0,
 ) -> int:
     """The messages that an item names and the handle's member still has, bit 0 for the handle's
     first; 0: all are done. An item with ``count`` 0 names what the member still has.
+    ``sent_away``: those that the retry topic or the dead letters get, or have.
 
     Raises HandleInvalid when others may have any of them: their time was over and they came again,
     their handle was changed, the group was reset, or a crash or the topic's deletion took them.
@@ -35,9 +41,11 @@ def held_part(
     lease = queue.find(handle.number)
     held = 0
     if lease is not None:
-        part = lease.part(handle.first, named)
+        part = lease.part(handle.first, named & ~sent_away)
         assert lease.first >= handle.first
         held = part << (lease.first - handle.first)
+    if named & sent_away and (count or not held):
+        raise HandleInvalid("some messages of this handle are dead letters, or come again")
     if lease is not None and not count:
         return held
     left = named & ~held

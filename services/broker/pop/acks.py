@@ -184,7 +184,8 @@ class AckService:
         """None: all messages are done."""
         queue = self._groups.pops.find(group, handle.key)
         history = self._groups.state.generations.of(*handle.key)
-        mask = acking.held_part(queue, history, handle, item.first, item.count)
+        sent_away = self._groups.sent_away(handle)
+        mask = acking.held_part(queue, history, handle, item.first, item.count, sent_away)
         if not mask:
             return None
         assert queue is not None

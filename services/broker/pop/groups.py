@@ -5,6 +5,7 @@ that leave a group's leases for its retry topic or its dead letters.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.pop import handles
 from cometmq.messaging.pop.handles import Handle
 from cometmq.messaging.pop.leases import OPEN_MAX, Done, Given, Lease, QueueLeases
-from cometmq.messaging.pop.masks import offsets_of
+from cometmq.messaging.pop.masks import offsets_of, shifted
 from cometmq.messaging.pop.ordering import ORDERED_OPEN_MAX, QueueKeys
 from cometmq.messaging.pop.returns import ALL_MEMBERS
 from cometmq.model import RETRY_PREFIX, Position, QueueKey, TopicConfig
@@ -35,6 +36,7 @@ from services.broker.retry.retries import RetryService, SendBackItem
 
 _log = logger(__name__)
 
+SENT_AWAY_MAX = 10_000  # leases of which it is known what left them for elsewhere
 LEVEL_NEXT = 1  # of messages that come again in the retry topic as soon as may be
 
 
@@ -71,6 +73,8 @@ class PopGroups:
         # Queues of a topic in which a group has a place, as long as the topic is as it was.
         self._begun: dict[str, dict[str, tuple[TopicConfig, list[QueueKey]]]] = {}
         self._leaving: set[str] = set()  # groups that are about to pull instead
+        # By the number of a lease: a first offset, and a mask.
+        self._sent_away: OrderedDict[int, tuple[int, int]] = OrderedDict()
 
     def now_ms(self) -> int:
         """Milliseconds since 1970; never goes back."""
@@ -173,9 +177,26 @@ class PopGroups:
         delay_ms: int = 0,
     ) -> None:
         """Messages of a lease leave it: for the retry topic after the time of a delay level, or
-        (level 0) so many ms, or for the dead letters (``retry.DEAD``). Raises what appending
-        raises.
+        (level 0) so many ms, or for the dead letters (``retry.DEAD``). From now on their member
+        cannot acknowledge them. Raises what appending raises; then they stay in the lease.
         """
+        self._note_sent_away(lease.number, first, mask)
+        try:
+            await self._send_away(group, key, lease, first, mask, level, delay_ms)
+        except BaseException:
+            self._note_sent_away(lease.number, first, 0, mask)
+            raise
+
+    async def _send_away(
+        self,
+        group: str,
+        key: QueueKey,
+        lease: Lease,
+        first: int,
+        mask: int,
+        level: int,
+        delay_ms: int,
+    ) -> None:
         queue, number, tries = self.pops.find(group, key), lease.number, max(0, lease.attempt - 1)
         generation = self.state.generations.of(*key).current
         offsets = list(offsets_of(mask, first))
@@ -191,6 +212,20 @@ class PopGroups:
                 raise answer
         if self.pops.find(group, key) is queue and queue is not None:
             self.finish(group, key, Done(number, first, mask))
+
+    def _note_sent_away(self, number: int, first: int, added: int, removed: int = 0) -> None:
+        """The messages ``added``, and not those ``removed``, bit 0 for ``first``."""
+        low, known = self._sent_away.pop(number, (first, 0))
+        start = min(low, first)
+        known = shifted(known, low, start) & ~shifted(removed, first, start)
+        self._sent_away[number] = start, known | shifted(added, first, start)
+        if len(self._sent_away) > SENT_AWAY_MAX:
+            self._sent_away.popitem(last=False)
+
+    def sent_away(self, handle: Handle) -> int:
+        """Which messages of a handle went elsewhere, or are about to; bit 0 for its first."""
+        first, mask = self._sent_away.get(handle.number, (handle.first, 0))
+        return shifted(mask, first, handle.first)
 
     def note_lost(self, group: str, key: QueueKey, offset: int, error: CometError) -> None:
         """A message that the group cannot get: it is passed over."""
