@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from cometmq.errors import LimitExceeded
 from cometmq.format import properties, timers
+from cometmq.format.halves import GIVEN_UP_TOPIC
 from cometmq.format.record import Record
 from cometmq.format.relay import with_properties
 from cometmq.messaging.intervals import Interval, add_interval, holds_any
@@ -46,12 +47,20 @@ class ResentTable:
 
     def plan(self, key: ResentKey, offsets: Sequence[int], low: int) -> tuple[Interval, ...]:
         """What is to be put so that these messages count as sent again, too. Marks of messages
-        below ``low``, which are gone, go. Raises LimitExceeded.
+        below ``low``, which are gone, go. Above ``INTERVALS_MAX`` the messages of the lowest gap
+        count as sent again; but halves that were given up can be resumed in no other way, so for
+        these LimitExceeded is raised.
         """
-        before = [Interval(*one) for one in self.of(key) if one.end > low]
-        planned = list(before)
+        is_exact = key.topic == GIVEN_UP_TOPIC
+        most = INTERVALS_MAX + len(offsets) * is_exact
+        planned = [Interval(*one) for one in self.of(key) if one.end > low]
         for offset in sorted(offsets):
-            planned = add_interval(planned, offset, offset + 1, INTERVALS_MAX)
+            planned = add_interval(planned, offset, offset + 1, most)
+        if len(planned) > INTERVALS_MAX:
+            raise LimitExceeded(
+                f"half messages that were resumed already lie in {INTERVALS_MAX} separate runs: "
+                "resume those between two of them too, or all"
+            )
         more = len(planned) - len(self.of(key))
         if more > 0 and self.interval_count + more > INTERVALS_IN_ALL_MAX:
             raise LimitExceeded(

@@ -197,6 +197,32 @@ async def test_a_half_is_open_once_though_its_mark_finds_no_room(
         assert len(broker.state.halves) == 1
 
 
+async def test_a_half_between_resumed_ones_is_never_taken_for_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resends, "INTERVALS_MAX", 1)
+    async with running_broker(tmp_path, **ONE_CHECK) as broker:
+        await broker.put_topic("T", 1)
+        await send(broker, "P", b"a", b"b", b"c")
+        call = await _joined(broker)
+        await until(lambda: not len(broker.state.halves))
+        await until_async(lambda: _are_readable(broker, 3))
+        call.cancel()
+
+        async def resumed(*offsets: int) -> None:
+            request = pb.ResumeChecksRequest(offsets=offsets)
+            answer = await broker.admin.ResumeChecks(request)
+            assert not any(one.HasField("error") for one in answer.results)
+
+        await resumed(0)
+        refused = await refusal(broker.admin.ResumeChecks(pb.ResumeChecksRequest(offsets=[2])))
+        assert isinstance(refused, LimitExceeded)
+        assert len(broker.state.halves) == 1
+        await resumed(1)
+        await resumed(2)
+        assert len(broker.state.halves) == 3
+
+
 async def _joined(broker: BrokerClient) -> Call:
     """A producer that is asked, and says nothing."""
     call = broker.stub.CheckTransactions()
