@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -38,6 +39,7 @@ from cometmq.member.read import records
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.model import QueueRef
 from cometmq.rpc.interceptors import from_proto
+from cometmq.store.base import BaseStore
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
 from services.broker.retry import resends as service
@@ -92,6 +94,32 @@ async def resend(
     answer = await broker.admin.ResendMessages(request(*places, **fields))
     errors = [from_proto(one.error) if one.HasField("error") else None for one in answer.results]
     return [None if error is None else type(error) for error in errors]
+
+
+async def test_places_are_looked_up_off_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """256 looks into queues that are not in memory would hold everybody up."""
+    read_units = BaseStore.read_units
+
+    def as_if_cold(store: BaseStore, topic: str, *place: int, nowait: bool = False) -> bytes:
+        if topic == "T" and nowait:
+            raise BlockingIOError
+        assert topic != "T" or threading.current_thread() is not threading.main_thread()
+        return read_units(store, topic, *place, nowait=nowait)
+
+    async with stored(tmp_path) as (_, broker):
+        with monkeypatch.context() as patch:
+            patch.setattr(BaseStore, "read_units", as_if_cold)
+            answers = await resend(broker, (0, 0), (1, 2), (1, 9), group="G")
+            assert answers == [None, None, OffsetInvalid]
+            position = common.Position(offset=1)
+            queue = common.QueueRef(topic="T", queue_id=0)
+            back = pb.SendBackItem(queue=queue, position=position, delay_level=1)
+            [taken] = (
+                await broker.stub.SendBack(pb.SendBackRequest(group="G", items=[back]))
+            ).results
+            assert not taken.HasField("error")
 
 
 @pytest.mark.parametrize("group", ["", "G"])

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from cometmq.errors import MessageNotFound, OffsetInvalid, StoreDamaged
+from cometmq.errors import CometError, MessageNotFound, OffsetInvalid, StoreDamaged
 from cometmq.format import queueunit, record
 from cometmq.format.record import Record
 from cometmq.member.storage.member_storage import BaseStorage
@@ -16,22 +16,54 @@ from cometmq.store.base import BaseStore
 from cometmq.store.log.commitlog import Span
 
 
-def span_of(storage: BaseStorage, queue: QueueKey, offset: int) -> Span:
-    """Where the log has message ``offset`` of a queue. Blocking, unless the message is new. Raises
-    OffsetInvalid (consumers cannot have read it), MessageNotFound (retention has removed it),
-    StoreDamaged.
+async def find_spans(
+    storage: BaseStorage, places: Sequence[tuple[QueueKey, int] | CometError]
+) -> list[Span | CometError]:
+    """Where the log has these messages, each a queue and an offset, or why nobody can tell: from
+    memory at once, else in a thread. Errors stay: OffsetInvalid (consumers cannot have read it),
+    MessageNotFound (retention has removed it), StoreDamaged.
     """
+    checked = [
+        place if isinstance(place, CometError) else _readable(storage, *place) for place in places
+    ]
+    store = storage.store
+    try:
+        return [_span(store, place, nowait=True) for place in checked]
+    except BlockingIOError:
+        return await asyncio.to_thread(
+            lambda: [_span(store, place, nowait=False) for place in checked]
+        )
+
+
+def _readable(
+    storage: BaseStorage, queue: QueueKey, offset: int
+) -> tuple[QueueKey, int] | CometError:
     low, readable, _ = storage.bounds(queue)
     topic, queue_id = queue
     if not 0 <= offset < readable:
-        raise OffsetInvalid(
+        return OffsetInvalid(
             f"queue {queue_id} of {topic} ends at {readable}: no consumer can have read {offset}"
         )
     if offset < low:
-        raise MessageNotFound(
+        return MessageNotFound(
             f"queue {queue_id} of {topic} begins at {low}: message {offset} is gone"
         )
-    log_offset, size, _ = queueunit.unit_at(storage.store.read_units(*queue, offset, 1), 0)
+    return queue, offset
+
+
+def _span(
+    store: BaseStore, place: tuple[QueueKey, int] | CometError, *, nowait: bool
+) -> Span | CometError:
+    if isinstance(place, CometError):
+        return place
+    (topic, queue_id), offset = place
+    try:
+        unit = store.read_units(topic, queue_id, offset, 1, nowait=nowait)
+    except StoreDamaged as error:
+        return error
+    if not unit:  # retention came between
+        return MessageNotFound(f"message {offset} of queue {queue_id} of {topic} is gone")
+    log_offset, size, _ = queueunit.unit_at(unit, 0)
     return log_offset, size
 
 

@@ -9,7 +9,7 @@ from cometmq.errors import AlreadyResent, CometError, NoPermission, Shortage
 from cometmq.format.ids import offset_id
 from cometmq.format.record import Record
 from cometmq.format.relay import Relayed, relay
-from cometmq.member.read.records import read_each, slices, span_of
+from cometmq.member.read.records import find_spans, read_each, slices
 from cometmq.member.relay import RelayWriter, batch_bytes_max
 from cometmq.member.state.demands import topic_demands
 from cometmq.member.state.keeper import StateKeeper
@@ -106,14 +106,15 @@ class Resender:
         """Send messages of any topic again to the topic ``to``, and mark them for ``group``."""
         answers: dict[Place, CometError | None] = {}
         found: list[tuple[Place, Span]] = []
-        for place in sorted(set(places)):
-            try:
-                key = ResentKey(topic, place[0], group)
-                if not asked.again and self._keeper.state.resent.holds(key, place[1]):
-                    raise AlreadyResent(f"message {place[1]} of queue {place[0]} of {topic}")
-                found.append((place, span_of(self._storage, (topic, place[0]), place[1])))
-            except CometError as error:
-                answers[place] = error
+        wanted = sorted(set(places))
+        named = [((topic, queue_id), offset) for queue_id, offset in wanted]
+        for place, span in zip(wanted, await find_spans(self._storage, named), strict=True):
+            if refusal := self._refusal(topic, group, place, asked):
+                answers[place] = refusal
+            elif isinstance(span, CometError):
+                answers[place] = span
+            else:
+                found.append((place, span))
         end, sent = 0, 0
         spans = [span for _, span in found]
         for part in slices(spans, ITEMS_MAX, self._slice_bytes_max):
@@ -126,9 +127,8 @@ class Resender:
                     answers[place] = None
                     made[place] = self._made(topic, one, target, again=asked.again)
                     # Another call may have sent it while this one read.
-                    key = ResentKey(topic, place[0], group)
-                    if not asked.again and self._keeper.state.resent.holds(key, place[1]):
-                        raise AlreadyResent(f"message {place[1]} of queue {place[0]} of {topic}")
+                    if refusal := self._refusal(topic, group, place, asked):
+                        raise refusal
                 except CometError as error:
                     answers[place] = error
                     made.pop(place, None)
@@ -143,6 +143,14 @@ class Resender:
             demands = topic_demands(self._keeper.state.topics, to)
             await self._storage.stored(end, demands)
         return answers
+
+    def _refusal(self, topic: str, group: str, place: Place, asked: Asked) -> CometError | None:
+        """Why a message is not sent again: it was before."""
+        queue_id, offset = place
+        key = ResentKey(topic, queue_id, group)
+        if asked.again or not self._keeper.state.resent.holds(key, offset):
+            return None
+        return AlreadyResent(f"message {offset} of queue {queue_id} of {topic}")
 
     def _check_there(self, topic: str, group: str, to: str) -> None:
         """Raises TopicNotFound, GroupNotFound."""

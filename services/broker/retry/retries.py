@@ -14,7 +14,7 @@ from cometmq.format.record import Record
 from cometmq.format.relay import Relayed, relay
 from cometmq.format.timers import TIMER_QUEUE, TIMER_TOPIC
 from cometmq.member.metrics import MemberMetrics
-from cometmq.member.read.records import read_each, slices, span_of
+from cometmq.member.read.records import find_spans, read_each, slices
 from cometmq.member.relay import RelayWriter, batch_bytes_max
 from cometmq.member.state.demands import topic_demands
 from cometmq.member.state.keeper import StateKeeper
@@ -22,7 +22,7 @@ from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging import retry
 from cometmq.messaging.groups import GroupSettings, MemberTable
 from cometmq.messaging.retry import NO_WAIT, Attempt, Wait
-from cometmq.model import DLQ_PREFIX, PROPERTIES_BYTES_MAX, RETRY_PREFIX, Position
+from cometmq.model import DLQ_PREFIX, PROPERTIES_BYTES_MAX, RETRY_PREFIX, Position, QueueKey
 from cometmq.store.log.commitlog import Span
 
 ITEMS_MAX = 1_024
@@ -91,7 +91,7 @@ class RetryService:
         told = self._members.retry_times_max(group)
         answers: list[SentBack | CometError] = []
         end = 0  # of the log, behind all that was taken
-        spans = [self._found(group, item) for item in items]
+        spans = await find_spans(self._storage, [self._place(group, item) for item in items])
         sizes = [None if isinstance(span, CometError) else span for span in spans]
         for part in slices(sizes, SLICE_MAX, self._slice_bytes_max):
             found = await self._originals(spans[part])
@@ -169,31 +169,27 @@ class RetryService:
                 await create(dlq_topic, 1, reserve_time_ms=settings.policy.dlq_reserve_ms)
         self._keeper.group(name)
 
-    def _found(self, group: str, item: SendBackItem) -> Span | CometError:
-        try:
-            return self._span(group, item)
-        except CometError as error:
-            return error
-
     async def _originals(self, spans: Sequence[Span | CometError]) -> list[Record | CometError]:
         """The records at these places."""
         good = [span for span in spans if not isinstance(span, CometError)]
         found = iter(await read_each(self._storage.store, good))
         return [span if isinstance(span, CometError) else next(found) for span in spans]
 
-    def _span(self, group: str, item: SendBackItem) -> Span:
-        """Where the log has the message that an item names."""
+    def _place(self, group: str, item: SendBackItem) -> tuple[QueueKey, int] | CometError:
+        """The queue and offset of the message that an item names, or why it is refused."""
         topic, queue_id = item.topic, item.queue_id
         groups = self._keeper.state.groups
         is_own = retry.is_groups_retry_topic(topic, group, groups)
         is_foreign = topic.startswith(RETRY_PREFIX) and not is_own
         if is_foreign or topic.startswith(DLQ_PREFIX):
-            raise NoPermission(f"group {group} cannot send back messages of {topic}")
+            return NoPermission(f"group {group} cannot send back messages of {topic}")
         state = self._keeper.state
-        state.topics.for_read(topic, queue_id)
-        offset = state.generations.of(topic, queue_id).validate(item.position).offset
-        # In memory: it was read a moment ago.
-        return span_of(self._storage, (topic, queue_id), offset)
+        try:
+            state.topics.for_read(topic, queue_id)
+            offset = state.generations.of(topic, queue_id).validate(item.position).offset
+        except CometError as error:
+            return error
+        return (topic, queue_id), offset
 
     def _made(
         self,

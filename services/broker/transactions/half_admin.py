@@ -17,7 +17,7 @@ from cometmq.format import halves
 from cometmq.format.halves import CHECK_TIMES, GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC, QUEUE_ID
 from cometmq.format.record import Record
 from cometmq.format.relay import Relayed, relay, with_properties
-from cometmq.member.read.records import read_each, slices, span_of
+from cometmq.member.read.records import find_spans, read_each, slices
 from cometmq.member.relay import RelayWriter
 from cometmq.member.state.demands import topic_demands
 from cometmq.member.state.keeper import StateKeeper
@@ -150,12 +150,13 @@ class HalfAdmin:
             await self._keeper.create_system_topic(topic, 1)
         answers: dict[int, CometError | None] = {}
         spans: dict[int, Span] = {}
-        for offset in sorted(set(offsets)):
-            try:
-                self._check_new(offset)
-                spans[offset] = span_of(self._storage, (GIVEN_UP_TOPIC, QUEUE_ID), offset)
-            except CometError as error:
-                answers[offset] = error
+        wanted = sorted(set(offsets))
+        places = [((GIVEN_UP_TOPIC, QUEUE_ID), offset) for offset in wanted]
+        for offset, span in zip(wanted, await find_spans(self._storage, places), strict=True):
+            if isinstance(span, CometError):
+                answers[offset] = span
+            else:
+                spans[offset] = span
         named, end = list(spans), 0
         bytes_max = self._service.slice_bytes_max
         for part in slices(list(spans.values()), SLICE_MAX, bytes_max):
