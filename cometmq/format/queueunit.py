@@ -44,10 +44,19 @@ def iterate(units: bytes) -> Iterator[tuple[int, int, int]]:
 
 def log_offsets(units: bytes) -> array[int]:
     """The log offset of each unit (int64), without a number made for each."""
+    return _column(units, 0)
+
+
+def tags_codes(units: bytes) -> array[int]:
+    """The tags code of each unit (int64), in the same way."""
+    return _column(units, _SIZE.stop)
+
+
+def _column(units: bytes, first: int) -> array[int]:
     assert len(units) % UNIT_BYTES == 0
     numbers = bytearray(len(units) // UNIT_BYTES * 8)
-    for byte in range(8):  # the first ones of a unit
-        numbers[byte::8] = units[byte::UNIT_BYTES]
+    for byte in range(8):
+        numbers[byte::8] = units[first + byte :: UNIT_BYTES]
     found = array("q", numbers)
     if sys.byteorder == "little":
         found.byteswap()

@@ -266,7 +266,7 @@ class BrokerServiceServicer:
         its own, and answered whether it was in time; then no consumer ever gets the message, whatever happens to the broker. Answered when that is as safe as a
         message. Idempotent: a recall that comes again is answered as before, also by a later writer. Errors: LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item:
         RECALL_HANDLE_INVALID, POSITION_FENCED (a fail-over has taken the message back), MESSAGE_NOT_FOUND (its time is over, and the log does not
-        tell any more whether it was recalled), PROPERTIES_TOO_LARGE (a UNIQ_KEY of 16,000 bytes or more), STORE_DAMAGED. Deadline 3 s.
+        tell any more whether it was recalled), FLOW_CONTROL (too many old handles at once), PROPERTIES_TOO_LARGE (a UNIQ_KEY of 16,000 bytes or more), STORE_DAMAGED. Deadline 3 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

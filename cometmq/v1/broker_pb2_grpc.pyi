@@ -106,7 +106,7 @@ class BrokerServiceStub:
     its own, and answered whether it was in time; then no consumer ever gets the message, whatever happens to the broker. Answered when that is as safe as a
     message. Idempotent: a recall that comes again is answered as before, also by a later writer. Errors: LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item:
     RECALL_HANDLE_INVALID, POSITION_FENCED (a fail-over has taken the message back), MESSAGE_NOT_FOUND (its time is over, and the log does not
-    tell any more whether it was recalled), PROPERTIES_TOO_LARGE (a UNIQ_KEY of 16,000 bytes or more), STORE_DAMAGED. Deadline 3 s.
+    tell any more whether it was recalled), FLOW_CONTROL (too many old handles at once), PROPERTIES_TOO_LARGE (a UNIQ_KEY of 16,000 bytes or more), STORE_DAMAGED. Deadline 3 s.
     """
     EndTransactions: _grpc.UnaryUnaryMultiCallable[_broker_pb2.EndTransactionsRequest, _broker_pb2.EndTransactionsResponse]
     """Ends transactions: commits half messages, which their consumers then get, or rolls them back. Those of one call are decided
@@ -262,7 +262,7 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     its own, and answered whether it was in time; then no consumer ever gets the message, whatever happens to the broker. Answered when that is as safe as a
     message. Idempotent: a recall that comes again is answered as before, also by a later writer. Errors: LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item:
     RECALL_HANDLE_INVALID, POSITION_FENCED (a fail-over has taken the message back), MESSAGE_NOT_FOUND (its time is over, and the log does not
-    tell any more whether it was recalled), PROPERTIES_TOO_LARGE (a UNIQ_KEY of 16,000 bytes or more), STORE_DAMAGED. Deadline 3 s.
+    tell any more whether it was recalled), FLOW_CONTROL (too many old handles at once), PROPERTIES_TOO_LARGE (a UNIQ_KEY of 16,000 bytes or more), STORE_DAMAGED. Deadline 3 s.
     """
     EndTransactions: _aio.UnaryUnaryMultiCallable[_broker_pb2.EndTransactionsRequest, _broker_pb2.EndTransactionsResponse]  # type: ignore[assignment]
     """Ends transactions: commits half messages, which their consumers then get, or rolls them back. Those of one call are decided
@@ -475,7 +475,7 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         its own, and answered whether it was in time; then no consumer ever gets the message, whatever happens to the broker. Answered when that is as safe as a
         message. Idempotent: a recall that comes again is answered as before, also by a later writer. Errors: LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item:
         RECALL_HANDLE_INVALID, POSITION_FENCED (a fail-over has taken the message back), MESSAGE_NOT_FOUND (its time is over, and the log does not
-        tell any more whether it was recalled), PROPERTIES_TOO_LARGE (a UNIQ_KEY of 16,000 bytes or more), STORE_DAMAGED. Deadline 3 s.
+        tell any more whether it was recalled), FLOW_CONTROL (too many old handles at once), PROPERTIES_TOO_LARGE (a UNIQ_KEY of 16,000 bytes or more), STORE_DAMAGED. Deadline 3 s.
         """
 
     @_abc_1.abstractmethod

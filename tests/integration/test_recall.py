@@ -13,14 +13,22 @@ from pathlib import Path
 import pytest
 
 from cometmq.client import Message, Producer, sync
-from cometmq.errors import LimitExceeded, MessageNotFound, PropertiesTooLarge, RecallHandleInvalid
+from cometmq.errors import (
+    FlowControl,
+    LimitExceeded,
+    MessageNotFound,
+    PropertiesTooLarge,
+    RecallHandleInvalid,
+)
 from cometmq.format import recall
+from cometmq.format.queueunit import UNIT_BYTES
 from cometmq.format.timers import TIMER_TOPIC
-from cometmq.model import ReplicationMode
+from cometmq.member.read.records import read_units
+from cometmq.model import QueueKey, ReplicationMode
 from cometmq.rpc.interceptors import from_proto
 from cometmq.store.base import BaseStore
 from cometmq.v1 import broker_pb2 as pb
-from services.broker.delay import recalls
+from services.broker.delay import tombstones
 from tests.integration.test_broker_timers import end_of, has, now_ms, outgoing
 from tests.support.cluster.broker import BrokerClient, refusal, running_broker, running_namesrv
 from tests.support.cluster.live_group import live_group
@@ -91,8 +99,22 @@ async def test_a_crash_brings_no_recalled_message_back(
             *[True] * 3,
             False,
         ]
-        monkeypatch.setattr(recalls, "SEARCH_UNITS_MAX", 10)  # it says that it does not know
-        assert await recalled(broker, handles[0]) == [MessageNotFound]
+        counts: list[int] = []
+
+        async def counted(store: BaseStore, queue: QueueKey, first: int, count: int) -> bytes:
+            units = await read_units(store, queue, first, count)
+            counts.append(len(units) // UNIT_BYTES)
+            return units
+
+        monkeypatch.setattr(tombstones, "read_units", counted)
+        answers = await recalled(broker, *handles)
+        assert answers == [n < 50 or n == 60 for n in range(100)]
+        assert sum(counts) <= broker.store.queue_bounds(TIMER_TOPIC, 0)[1], "it is read once"
+        monkeypatch.setattr(tombstones, "SEARCH_UNITS_MAX", 10)  # it says that it does not know
+        monkeypatch.setattr(tombstones, "CALL_UNITS_MAX", 20)
+        old = [handles[number] for number in (80, 70, 61)]
+        assert await recalled(broker, *old) == [FlowControl, MessageNotFound, MessageNotFound]
+        assert await recalled(broker, handles[80]) == [MessageNotFound]
 
 
 async def test_a_call_with_many_handles_fits_a_small_log_file(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cometmq.errors import CometError, MessageNotFound, PropertiesTooLarge, RecallHandleInvalid
+from cometmq.errors import CometError, PropertiesTooLarge, RecallHandleInvalid
 from cometmq.format import delayed, queueunit, recall, timers
 from cometmq.format.recall import PURPOSE, Handle, RecallRun, Tombstone, names_of
 from cometmq.format.record import Record
@@ -18,14 +18,12 @@ from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging.timers import Timer
 from cometmq.model import Position
-from cometmq.store.log.commitlog import Span
 from services.broker.delay.timer_slots import TimerSlots
 from services.broker.delay.timers import TimerService
+from services.broker.delay.tombstones import Sought, TombstoneSearch
 
 ITEMS_MAX = 1_024
 KNOWN_MAX = 10_000  # recalled messages that memory has; for others the log is read
-SEARCH_UNITS_MAX = 1_000_000  # of the timer queue, that are read for one handle: 20 MB
-UNITS_AT_ONCE = 8_192
 READ_BYTES_MAX = 1 << 20
 BATCH_BYTES_MAX = 1 << 20  # of what says that messages were recalled, appended at once
 SAME_TIME_MAX = 1_024  # messages due in one ms that are looked at for one that was stored again
@@ -100,11 +98,12 @@ class RecallService:
         """Whether each message was recalled in time; decided when that is as safe as a message.
         Raises what appending raises, LimitExceeded.
         """
-        found = [await self._find(handle) for handle in handles]
+        found = await self._find_all(handles)
         # While others were read some were delivered, or stored again: they are looked for again.
         while stale := [number for number, one in enumerate(found) if self._is_stale(one)]:
-            for number in stale:
-                found[number] = await self._find(handles[number])
+            again = await self._find_all([handles[number] for number in stale])
+            for number, one in zip(stale, again, strict=True):
+                found[number] = one
         answers: list[bool | CometError] = []
         tombstones: dict[Timer, Tombstone] = {}
         for one in found:
@@ -144,10 +143,20 @@ class RecallService:
         demands = topic_demands(self._keeper.state.topics, TIMER_TOPIC)
         await self._storage.stored(self._storage.store.appended_offset, demands)
 
-    async def _find(self, text: str) -> Found | bool | CometError:
-        """The message that a handle names; True: it is recalled already, False: it does not wait
-        any more.
+    async def _find_all(self, handles: Sequence[str]) -> list[Found | bool | CometError]:
+        """The messages that handles name; True: it is recalled already, False: it does not wait any
+        more.
         """
+        same_time: dict[int, list[Found]] = {}
+        found = [await self._find(handle, same_time) for handle in handles]
+        all_sought = [one for one in found if isinstance(one, Sought)]
+        answers = iter(await TombstoneSearch(self._storage.store, all_sought).run())
+        return [next(answers) if isinstance(one, Sought) else one for one in found]
+
+    async def _find(
+        self, text: str, same_time: dict[int, list[Found]]
+    ) -> Found | Sought | bool | CometError:
+        """``same_time``: what waits, by its time, as far as the call has looked."""
         try:
             handle = self._checked(text)
             timer = Timer(handle.due_ms, handle.offset)
@@ -158,14 +167,15 @@ class RecallService:
                 raise RecallHandleInvalid("the handle names another message than is at its place")
             if timer in self._recalled:
                 return True
-            return await self._stored_again(timer, handle)
+            return await self._stored_again(timer, handle, same_time)
         except CometError as error:
             return error
 
-    async def _stored_again(self, timer: Timer, handle: Handle) -> Found | bool:
+    async def _stored_again(
+        self, timer: Timer, handle: Handle, same_time: dict[int, list[Found]]
+    ) -> Found | Sought | bool:
         """Where a message is that does not wait at its place: it was stored again before retention.
-        True: it was recalled, or lost its topic; False: it was delivered. Raises MessageNotFound:
-        nothing tells.
+        True: it was recalled, or lost its topic; False: it was delivered.
         """
         is_early = timer.due_ms > self._timers.time.now_ms()
         low, _ = self._storage.store.queue_bounds(*TIMER_QUEUE)
@@ -173,57 +183,35 @@ class RecallService:
             # Among those of the same time it cannot be told.
             raise RecallHandleInvalid("the message has no unique id, and may be stored again")
         if handle.unique_id:
-            for candidate in await self._timers.due_at(timer.due_ms, SAME_TIME_MAX):
-                found = await self._read(candidate) if candidate.offset > timer.offset else None
-                if found is not None and _is_meant(found, handle):
-                    return Found(candidate, found)
+            if timer.due_ms not in same_time:
+                same_time[timer.due_ms] = await self._due_at(timer.due_ms)
+            for candidate in same_time[timer.due_ms]:
+                if candidate.timer.offset > timer.offset and _is_meant(candidate.record, handle):
+                    return candidate
         if timer.offset >= max(self._complete_from, self._keeper.state.timers.rolled):
             return False  # else memory had it
-        return await self._has_tombstone(timer, handle, is_early=is_early)
-
-    async def _has_tombstone(self, timer: Timer, handle: Handle, *, is_early: bool) -> bool:
-        """Whether the log says that a message was recalled, by this writer or an earlier one: the
-        tombstone lies behind the message in the timer queue. MessageNotFound: the message is gone
-        from the log, or too much was stored behind it.
-        """
         source = await self._read(timer)
         if source is not None and not _is_meant(source, handle):
             raise RecallHandleInvalid("the handle names another message than is at its place")
-        made = set() if source is None else {source.log_offset}  # the message, and its copies
-        names = names_of(handle.run.topic, handle.unique_id)
-        low, end = self._storage.store.queue_bounds(*TIMER_QUEUE)
-        stop = min(end, timer.offset + 1 + SEARCH_UNITS_MAX)
-        first = max(low, timer.offset + 1)
-        while first < stop:
-            count = min(UNITS_AT_ONCE, stop - first)
-            units = await self._units(first, count)
-            for found in await self._due_among(units, timer.due_ms):
-                name = timers.recalls(found.raw_properties)
-                if found.prepared_offset in made and not name:
-                    made.add(found.log_offset)
-                elif found.prepared_offset in made if made else name in names:
-                    return True
-            first += max(1, len(units) // queueunit.UNIT_BYTES)
         if source is None and is_early:
             return True  # it does not wait, and its time has not come
-        if source is None or stop < end:
-            raise MessageNotFound("the log does not tell any more whether the message was recalled")
-        return False
+        log_offset = None if source is None else source.log_offset
+        return Sought(timer, names_of(handle.run.topic, handle.unique_id), log_offset)
 
-    async def _due_among(self, units: bytes, due_ms: int) -> list[Record]:
-        """The records of those units that are due at this time."""
-        spans: list[Span] = []
-        wanted, at = due_ms.to_bytes(8, "big"), -1
-        while (at := units.find(wanted, at + 1)) >= 0:
-            number, place = divmod(at, queueunit.UNIT_BYTES)
-            if place == queueunit.UNIT_BYTES - len(wanted):
-                log_offset, size, _ = queueunit.unit_at(units, number)
-                if queueunit.is_message(log_offset, size):
-                    spans.append((log_offset, size))
-        found: list[Record] = []
-        for part in slices(spans, SAME_TIME_MAX, READ_BYTES_MAX):
-            read = await read_each(self._storage.store, spans[part])
-            found += [_without_body(one) for one in read if isinstance(one, Record)]
+    async def _due_at(self, due_ms: int) -> list[Found]:
+        """The messages that wait for this ms, in the order of the queue."""
+        offsets = [timer.offset for timer in await self._timers.due_at(due_ms, SAME_TIME_MAX)]
+        spans = await self._timers.spans(offsets)
+        places = list(spans.values())
+        waiting = [Timer(due_ms, offset) for offset in spans]
+        found: list[Found] = []
+        for part in slices(places, SAME_TIME_MAX, READ_BYTES_MAX):
+            records = await read_each(self._storage.store, places[part])
+            found += [
+                Found(timer, _without_body(one))
+                for timer, one in zip(waiting[part], records, strict=True)
+                if isinstance(one, Record)
+            ]
         return found
 
     async def _read(self, timer: Timer) -> Record | None:
