@@ -111,8 +111,9 @@ class ChannelPool:
         """End all calls."""
         self._closing.set()
         kept, self._kept = self._kept, {}
+        retiring = list(self._retiring)
         for one in kept.values():
             await one.channel.close()
-        await asyncio.gather(*self._retiring)
-        if kept:
+        await asyncio.gather(*retiring)
+        if kept or retiring:
             await asyncio.sleep(CANCELLED_S)

@@ -110,6 +110,19 @@ async def test_one_connection_serves_all_who_ask() -> None:
         await channels.close()
 
 
+async def test_an_end_waits_for_channels_that_were_replaced_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another event loop of the process would get what is meant for this one."""
+    monkeypatch.setattr(channel_pool, "CANCELLED_S", 0.2)
+    channels, now_s = ChannelPool(), asyncio.get_running_loop().time
+    channels.get("127.0.0.1:1")
+    channels.drop("127.0.0.1:1")
+    begun_s = now_s()
+    await channels.close()
+    assert now_s() - begun_s >= 0.19
+
+
 async def test_a_call_goes_on_where_its_channel_was_replaced() -> None:
     """A server that stops lets calls in flight end; meanwhile others are made anew."""
     channels = ChannelPool()
