@@ -44,7 +44,7 @@ from cometmq.errors import (
 )
 from cometmq.model import Filter, QueueRef
 from cometmq.rpc.retry import Backoff
-from cometmq.rpc.tasks import Tasks, is_cancelled, stop_all
+from cometmq.rpc.tasks import ShieldedTasks, Tasks, is_cancelled, stop_all
 from cometmq.v1 import broker_pb2
 
 RECEIVE_COUNT_MAX = 1_024
@@ -71,6 +71,7 @@ class SimpleConsumer:
         """
         self._options = options_of(SimpleConsumerOptions, options)
         self._tasks = Tasks(f"simple consumer {group}")
+        self._changes = ShieldedTasks()
         self._connections = Connections(namesrv)
         self._tracing = TraceDispatcher(
             self._connections.namesrv, self._options.client_id, self._options
@@ -460,6 +461,10 @@ class SimpleConsumer:
         lease = self._held.find(message)
         if lease is None:
             raise not_held(message)
+        # A call that is cancelled on its way has changed the handle as well.
+        await self._changes.run(self._change(message, lease, invisible_ms))
+
+    async def _change(self, message: ReceivedMessage, lease: Lease, invisible_ms: int) -> None:
         [item] = ack_items(lease, [message.queue_offset])
         asked_s = asyncio.get_running_loop().time()
         change = broker_pb2.ChangeInvisibleTimeItem(messages=item, invisible_ms=invisible_ms)

@@ -635,6 +635,34 @@ async def test_a_cancelled_receive_leaves_its_messages_to_the_next_one(tmp_path:
             await consumer.ack_many(found)
 
 
+async def test_a_change_of_an_invisible_time_that_is_cancelled_keeps_the_new_handle(
+    tmp_path: Path,
+) -> None:
+    """The old one is good for nothing then: the message came again, whatever its member did."""
+    async with pop_cluster(tmp_path, Ahead()) as (namesrv, _, _hold):
+        await send(namesrv, b"0")
+        async with simple(namesrv) as consumer:
+            await consumer.subscribe("T")
+            [message] = await receive_all(consumer, 1)
+            lease = consumer._held.find(message)
+            changed, goes_on = asyncio.Event(), asyncio.Event()
+            real = acks.AckService.change
+
+            async def is_slow(*args: Any) -> Any:
+                answer = await real(*args)
+                changed.set()
+                await goes_on.wait()
+                return answer
+
+            with mock.patch.object(acks.AckService, "change", is_slow):
+                changing = asyncio.create_task(consumer.change_invisible_time(message, 60_000))
+                await changed.wait()
+                await stop_all([changing])
+                goes_on.set()
+                await until(lambda: consumer._held.find(message) is not lease)
+            await consumer.ack(message)
+
+
 async def test_a_late_answer_is_kept_that_comes_as_its_receive_is_cancelled(tmp_path: Path) -> None:
     async with pop_cluster(tmp_path, Ahead()) as (namesrv, _, _hold):
         await send(namesrv, b"0")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 from cometmq.client.cluster.accumulator import Accumulator
 from cometmq.client.cluster.routes import RouteWatcher
@@ -22,8 +23,10 @@ from cometmq.model import RETRY_PREFIX, Filter, QueueRef
 from cometmq.rpc.interceptors import from_proto
 from cometmq.rpc.streams import ask
 from cometmq.rpc.tasks import Tasks
-from cometmq.v1 import broker_pb2, common_pb2
+from cometmq.v1 import broker_pb2, broker_pb2_grpc, common_pb2
 from cometmq.v1.namesrv_pb2 import TopicRoute
+
+Response = TypeVar("Response")
 
 CALLS_MAX = 3  # for one receive, or change of invisible times, whose answer does not come
 ITEMS_MAX = 1_024  # of a call
@@ -172,21 +175,33 @@ class PopCalls:
         receive = self._take_unanswered(broker_group)
         if receive is None:
             receive = self._new_receive(subscriptions, count_max, invisible_ms)
+        try:
+            response = await self._repeated(
+                broker_group,
+                lambda stub: ask(stub.Receive, receive.request, self._calls.timeout_s),
+            )
+        except asyncio.CancelledError:
+            self._unanswered[broker_group].append(receive)
+            raise
+        except CometError as error:
+            if isinstance(error, PeerUnavailable):
+                self._unanswered[broker_group].append(receive)
+            raise self._calls.namespace.strip(error) from None
+        return self._answer(broker_group, response, receive)
+
+    async def _repeated(
+        self,
+        broker_group: str,
+        call: Callable[[broker_pb2_grpc.BrokerServiceAsyncStub], Awaitable[Response]],
+    ) -> Response:
+        """A call that is made again while no answer comes: the broker gives the same one."""
         for calls_left in reversed(range(CALLS_MAX)):
             try:
-                stub = self._calls.broker(broker_group)
-                response = await ask(stub.Receive, receive.request, self._calls.timeout_s)
-            except asyncio.CancelledError:
-                self._unanswered[broker_group].append(receive)
-                raise
+                return await call(self._calls.broker(broker_group))
             except CometError as error:
                 self._calls.doubt(broker_group, error)
-                if isinstance(error, PeerUnavailable):
-                    if calls_left:
-                        continue
-                    self._unanswered[broker_group].append(receive)
-                raise self._calls.namespace.strip(error) from None
-            return self._answer(broker_group, response, receive)
+                if not calls_left or not isinstance(error, PeerUnavailable):
+                    raise
         raise AssertionError("the last call answers or raises")
 
     def _new_receive(
@@ -311,7 +326,7 @@ class PopCalls:
                 group=self._calls.wire_group, items=some
             )
             try:
-                response = await self._change(broker_group, request)
+                response = await self._repeated(broker_group, partial(self._change, request))
             except CometError as error:
                 answers += [error] * len(some)
             else:
@@ -322,19 +337,13 @@ class PopCalls:
         return answers
 
     async def _change(
-        self, broker_group: str, request: broker_pb2.ChangeInvisibleTimeRequest
+        self,
+        request: broker_pb2.ChangeInvisibleTimeRequest,
+        stub: broker_pb2_grpc.BrokerServiceAsyncStub,
     ) -> broker_pb2.ChangeInvisibleTimeResponse:
-        for calls_left in reversed(range(CALLS_MAX)):
-            try:
-                stub = self._calls.broker(broker_group)
-                response = await ask(stub.ChangeInvisibleTime, request, self._calls.timeout_s)
-                check_fits(len(response.results), len(request.items))
-                return response
-            except CometError as error:
-                self._calls.doubt(broker_group, error)
-                if not calls_left or not isinstance(error, PeerUnavailable):
-                    raise
-        raise AssertionError("the last call answers or raises")
+        response = await ask(stub.ChangeInvisibleTime, request, self._calls.timeout_s)
+        check_fits(len(response.results), len(request.items))
+        return response
 
 
 def _are_same(
