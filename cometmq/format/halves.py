@@ -24,6 +24,7 @@ HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 GIVEN_UP_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"  # for halves that no producer has ended
 QUEUE_ID = 0  # of all three
+HALF_QUEUE = (HALF_TOPIC, QUEUE_ID)
 OFFSETS_GROUP = "CID_RMQ_SYS_TRANS"  # under which RocketMQ keeps how far it is in both queues
 
 SYS_FLAG_COMMITTED = 2 << 2

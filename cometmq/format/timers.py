@@ -72,6 +72,11 @@ def with_time(properties: bytes, time_ms: int, at: int = DIGITS_AT) -> bytes:
     return properties[:at] + digits_of(time_ms) + properties[at + DIGITS :]
 
 
+def prefix_at(topic: str, queue_id: int, due_ms: int, *, wait_store: bool = True) -> bytes:
+    """As :func:`prefix`, with the time when the record is due."""
+    return with_time(prefix(topic, queue_id, wait_store=wait_store), due_ms)
+
+
 def due_ms(properties: bytes) -> int | None:
     """When a record of the timer topic is due, by its properties; None: it names no time.
 

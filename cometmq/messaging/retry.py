@@ -142,8 +142,7 @@ def retry_properties(source: Record, level: int, topic: str, queue_id: int, orig
 
 def timed_properties(source: Record, due_ms: int, topic: str, queue_id: int, origin: str) -> bytes:
     """The same, of one that comes at a time of its own."""
-    prefix = timers.with_time(timers.prefix(topic, queue_id), due_ms)
-    return prefix + with_origin(source, origin)
+    return timers.prefix_at(topic, queue_id, due_ms) + with_origin(source, origin)
 
 
 def dead_properties(source: Record, origin: str) -> bytes:

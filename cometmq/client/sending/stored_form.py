@@ -31,7 +31,7 @@ class StoredForm(NamedTuple):
     def place(self, topic: str, queue_id: int) -> tuple[str, int]:
         """The topic and queue of the records of messages for a queue."""
         if self.half:
-            return halves.HALF_TOPIC, halves.QUEUE_ID
+            return halves.HALF_QUEUE
         if self.timer:
             return TIMER_QUEUE
         if self.delay_level:

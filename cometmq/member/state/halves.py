@@ -11,7 +11,7 @@ from contextlib import suppress
 from cometmq.clock import Clock
 from cometmq.errors import MessageNotFound, StoreDamaged
 from cometmq.format import halves, queueunit, record
-from cometmq.format.halves import HALF_TOPIC, OP_TOPIC, QUEUE_ID
+from cometmq.format.halves import HALF_QUEUE, HALF_TOPIC, OP_TOPIC, QUEUE_ID
 from cometmq.format.record import Record
 from cometmq.messaging.delay import Now
 from cometmq.messaging.half_runs import EndedHalf, OpenHalf
@@ -38,7 +38,7 @@ def open_halves(
     end of the log, by log offset. Answers the offsets of those that the op queue does not list: an
     op record has to.
     """
-    low, end = store.queue_bounds(HALF_TOPIC, QUEUE_ID)
+    low, end = store.queue_bounds(*HALF_QUEUE)
     op_low, op_end = store.queue_bounds(OP_TOPIC, QUEUE_ID)
     floor, op_floor, checks = known = table.progress
     if low > floor and floor < end:

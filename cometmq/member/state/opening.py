@@ -17,7 +17,7 @@ from cometmq.errors import ConfigInvalid, StoreDamaged, StoreForeignFile
 from cometmq.format import delayed, queueunit
 from cometmq.format.batch import BatchLimits
 from cometmq.format.delayed import SCHEDULE_TOPIC
-from cometmq.format.halves import HALF_TOPIC, OP_TOPIC, QUEUE_ID, op_records
+from cometmq.format.halves import HALF_QUEUE, HALF_TOPIC, OP_TOPIC, op_records
 from cometmq.format.indexfile import Sizes
 from cometmq.format.timerlog import decode_check
 from cometmq.format.timers import TIMER_QUEUE, TIMER_TOPIC
@@ -211,7 +211,7 @@ def _open_halves(
     """The half messages that are open. Ended ones that a crash left without an op record get one:
     only this start reads their ends from the end of the log.
     """
-    low, end = store.queue_bounds(HALF_TOPIC, QUEUE_ID)
+    low, end = store.queue_bounds(*HALF_QUEUE)
     if low < end:
         for topic in (HALF_TOPIC, OP_TOPIC):
             if topic not in state.topics:  # RocketMQ's tables need not name them

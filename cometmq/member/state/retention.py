@@ -20,7 +20,7 @@ from cometmq.clock import Clock
 from cometmq.errors import BrokerDraining, BusyError, Shortage, StoreFailed
 from cometmq.flight_recorder import named_threads
 from cometmq.format import queueunit
-from cometmq.format.halves import HALF_TOPIC, QUEUE_ID
+from cometmq.format.halves import HALF_QUEUE
 from cometmq.member.config import MemberConfig
 from cometmq.member.state.statelog import keep_from, oldest_delayed, oldest_timer
 from cometmq.member.storage.member_storage import BaseStorage
@@ -331,10 +331,10 @@ class Retention:
 
     def _half_at(self, floor: int) -> int | None:
         """Log offset of the half message at this queue offset; None: there is none."""
-        low, end = self._store.queue_bounds(HALF_TOPIC, QUEUE_ID)
+        low, end = self._store.queue_bounds(*HALF_QUEUE)
         if not low <= floor < end:
             return None
-        unit = self._store.read_units(HALF_TOPIC, QUEUE_ID, floor, 1)
+        unit = self._store.read_units(*HALF_QUEUE, floor, 1)
         return queueunit.unit_at(unit, 0)[0]
 
     def _remove(self, verdict: Verdict, reserves: list[tuple[str, int]]) -> Removed:

@@ -193,7 +193,7 @@ class ScheduleService:
 
     def _with_own_time(self, found: Record, due_ms: int, topic: str, queue_id: int) -> Relayed:
         """Raises StoreDamaged, PropertiesTooLarge."""
-        prefix = timers.with_time(timers.prefix(topic, queue_id), due_ms)
+        prefix = timers.prefix_at(topic, queue_id, due_ms)
         properties = with_properties(found.raw_properties, prefix, timers.PROPERTIES)
         host = self._relays.host
         return relay(found, *TIMER_QUEUE, host, properties=properties, due_ms=due_ms)

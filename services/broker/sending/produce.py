@@ -19,7 +19,7 @@ from cometmq.errors import (
 )
 from cometmq.format import delayed, halves, timers
 from cometmq.format.delayed import SCHEDULE_TOPIC
-from cometmq.format.halves import HALF_TOPIC, OP_TOPIC, QUEUE_ID, HalfForm
+from cometmq.format.halves import HALF_QUEUE, HALF_TOPIC, OP_TOPIC, QUEUE_ID, HalfForm
 from cometmq.format.timers import TIMER_QUEUE, TIMER_TOPIC, TimerForm
 from cometmq.member.hosts import address_of_host
 from cometmq.member.read.records import log_offsets_of
@@ -461,9 +461,7 @@ class ProduceHandler:
             end_place += size_bytes
             if claim.half is None:
                 continue
-            places = log_offsets_of(
-                self._storage.store, (HALF_TOPIC, QUEUE_ID), first, claim.record_count
-            )
+            places = log_offsets_of(self._storage.store, HALF_QUEUE, first, claim.record_count)
             group, stored_ms = claim.half.group, appended.store_time_ms
             due_s = now_s + (claim.half.immunity_s or self._policy.immunity_s)
             run = HalfRun(first, places, end_place, group, stored_ms)

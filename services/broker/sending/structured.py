@@ -213,11 +213,11 @@ def _stored_form(message: broker_pb2.OutgoingMessage, queue_id: int) -> tuple[st
     wait_store, level = not message.no_wait_store, message.delay_level
     half = half_form(message)
     if half is not None:
-        return halves.HALF_TOPIC, halves.QUEUE_ID, halves.prefix(half, message.topic, queue_id)
+        return *halves.HALF_QUEUE, halves.prefix(half, message.topic, queue_id)
     timer, time_ms = _timer_of(message)
     if timer:
-        prefix = timers.prefix(message.topic, queue_id, wait_store=wait_store)
-        return *TIMER_QUEUE, timers.with_time(prefix, time_ms)
+        prefix = timers.prefix_at(message.topic, queue_id, time_ms, wait_store=wait_store)
+        return *TIMER_QUEUE, prefix
     prefix = delayed.stored_prefix(level, message.topic, queue_id, wait_store=wait_store)
     if level:
         delayed.check_level(level)

@@ -14,7 +14,14 @@ from cometmq.errors import (
     TransactionNotFound,
 )
 from cometmq.format import halves
-from cometmq.format.halves import CHECK_TIMES, GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC, QUEUE_ID
+from cometmq.format.halves import (
+    CHECK_TIMES,
+    GIVEN_UP_TOPIC,
+    HALF_QUEUE,
+    HALF_TOPIC,
+    OP_TOPIC,
+    QUEUE_ID,
+)
 from cometmq.format.record import Record
 from cometmq.format.relay import Relayed, relay, with_properties
 from cometmq.member.read.records import find_spans, read_each, slices
@@ -193,9 +200,7 @@ class HalfAdmin:
                 properties = with_properties(
                     one.raw_properties, b"", frozenset((CHECK_TIMES.encode(),))
                 )
-                made[offset] = relay(
-                    one, HALF_TOPIC, QUEUE_ID, self._relays.host, properties=properties
-                )
+                made[offset] = relay(one, *HALF_QUEUE, self._relays.host, properties=properties)
                 groups.append(its.group)
                 answers[offset] = None
             except CometError as error:
