@@ -48,10 +48,12 @@ OPTIONS = {
     "trace_topic_enable": "true",
     "transaction_check_interval": "2000",  # a check that died with the writer comes again soon
 }
+# Shares of the messages that producers send before the hand-over, and before the fail-over: a new
+# writer would get no message from fast ones.
+PAUSES_AT = (0.45, 0.8)
 # Shares of the messages that are acknowledged when
 HAND_OVER_AT = 0.25  # … the group hands over,
 KILL_AT = 0.5  # … its new writer is killed,
-PAUSE_AT = 0.8  # … producers wait for the next writer, which would get no message from fast ones,
 HOLD_AT = 0.85  # … and the consumers are held back, so that there is a backlog.
 READY_S_MAX = 30.0
 STALL_S_MAX = 60.0  # without an acknowledgement, a commit or a new writer: the run gives up
@@ -99,6 +101,7 @@ async def run(arguments: argparse.Namespace) -> Report:
                 await traffic.until(HAND_OVER_AT)
                 scrapes.append(await scrape(cluster))
                 hand_over = await step_down(connection)
+                traffic.signal_producers(signal.SIGUSR1)
 
                 running.open()
                 await traffic.until(KILL_AT, stored_after_ms=hand_over.to_ms)
@@ -199,7 +202,8 @@ class Traffic:
 
     def start_producers(self, root: Path, rate: int) -> None:
         shared = ("--root", str(root), "--of", str(PRODUCER_COUNT), "--rate", str(rate))
-        pause = ("--pause_after", str(int(PAUSE_AT * self._message_count / PRODUCER_COUNT)))
+        pauses = [str(int(at * self._message_count / PRODUCER_COUNT)) for at in PAUSES_AT]
+        pause = ("--pause_after", *pauses)
         for number in range(PRODUCER_COUNT):
             command = ("produce", *self._names, *shared, *pause, "--number", str(number))
             self._workers.append(Worker(self._folder, f"producer-{number}", MODULE, *command))

@@ -2,7 +2,7 @@
 
 A producer sends the lines of its files, one message a line, and prints a line of JSON now and then:
 ``acked`` messages, and in ``stored_ms`` for each broker group when it stored the newest of them.
-After ``--pause_after`` messages it sends no more until SIGUSR1.
+After each count of ``--pause_after`` it sends no more until SIGUSR1; one may have come before.
 
 A consumer writes every message it gets into its spool, until SIGTERM: a line of JSON for each
 batch, which is an array of :class:`Arrival`. A message counts as consumed when it is in the spool.
@@ -48,7 +48,7 @@ SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
 # Two brokers with 8 batches of 256 KiB in flight each; more would only wait here and grow old.
 BUFFER_BYTES_MAX = 4 * 1024 * 1024
 REPORT_S = 0.2
-RATE_AFTER_PAUSE = 25_000  # messages a second, at most
+RATE_AT_END = 25_000  # messages a second, at most
 
 
 class Arrival(NamedTuple):
@@ -97,17 +97,18 @@ def messages_of(arguments: argparse.Namespace) -> Iterator[Message]:
 
 
 async def paced(arguments: argparse.Namespace) -> AsyncIterator[Message]:
-    """The same at ``--rate``, with the pause."""
-    going = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, going.set)
+    """The same at ``--rate``, with the pauses."""
+    going, pauses = asyncio.Semaphore(0), arguments.pause_after
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, going.release)
     began_s, rate = time.monotonic(), arguments.rate or math.inf
     for number, message in enumerate(messages_of(arguments)):
         if (ahead_s := began_s + number / rate - time.monotonic()) > 0:
             await asyncio.sleep(ahead_s)
-        if number == arguments.pause_after:
-            await going.wait()
-            # The rest takes some seconds, in which the next writer gets its share.
-            rate = min(rate, RATE_AFTER_PAUSE)
+        if number in pauses:
+            await going.acquire()
+            if number == max(pauses):
+                # The rest takes some seconds, in which the next writer gets its share.
+                rate = min(rate, RATE_AT_END)
             began_s = time.monotonic() - number / rate
         yield message
 
@@ -230,7 +231,9 @@ def main(argv: list[str]) -> None:
     producer.add_argument("--number", type=int, required=True, help="which producer, from 0")
     producer.add_argument("--of", type=int, required=True, help="of how many producers")
     producer.add_argument("--rate", type=int, default=0, help="messages a second; 0 = no limit")
-    producer.add_argument("--pause_after", type=int, help="messages to send before SIGUSR1")
+    producer.add_argument(
+        "--pause_after", type=int, nargs="*", default=[], help="messages to send before SIGUSR1"
+    )
     consumer.add_argument("--group", required=True)
     consumer.add_argument("--spool", type=Path, required=True, help="file to write")
     payer.add_argument("--group", required=True)

@@ -17,7 +17,7 @@ from tests.support.independent.reader import Store
 
 PROJECT = Path(__file__).resolve().parents[2]
 LINES = 16_000
-RATE = 500  # messages a second of a producer: long enough for both changes of the writer
+RATE = 2_000  # messages a second of a producer
 EXTRA = all(importlib.util.find_spec(name) for name in ("pyspark", "pyarrow"))
 TOPIC = "stdlib_lines"
 INDEX_SHAPE = Shape(slots=100_000, entries=400_000)  # of `cometmq local up`
