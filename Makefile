@@ -115,8 +115,8 @@ test: $(STAMP)  ## Everything that has to be green before a commit; about 8 minu
 	@$(MAKE) -j2 types suite
 	@$(MAKE) skipped
 
-# More processes than cores: half of the time the tests wait for clocks, disks and each other.
-suite: JOBS = 3
+# Two processes for a core: most of their time the tests wait for clocks, disks and other processes.
+suite: JOBS = 4
 .PHONY: suite
 suite: $(STAMP)  ## The tests of make test, without its static checks
 	@$(PYTEST) -q $(AT_ONCE)
