@@ -78,7 +78,8 @@ class TombstoneSearch:
         if not self._dues.isdisjoint(codes):
             named = (n for n, code in enumerate(codes) if code in self._dues)
             await self._read([queueunit.unit_at(units, n)[:2] for n in named])
-        await asyncio.sleep(0)  # the units may have been in memory
+        if len(codes) == UNITS_AT_ONCE:  # there is more, and these may have been in memory
+            await asyncio.sleep(0)
         return max(1, len(codes))
 
     async def _read(self, spans: Sequence[Span]) -> None:
