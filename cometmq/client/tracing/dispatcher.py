@@ -19,8 +19,6 @@ from cometmq.client.requests.late_producer import LateProducer
 from cometmq.client.sending.encoder import JoinedKeys
 from cometmq.client.tracing.pack import (
     BODY_BYTES_MAX,
-    KEYS_BYTES_MAX,
-    WHOLE_COUNT,
     CallForm,
     Packer,
     SentForm,
@@ -33,6 +31,7 @@ from cometmq.model import Message
 from cometmq.rpc.tasks import Tasks, stop_all, wait_at_most
 from cometmq.telemetry import fields, logger
 
+BATCH_BYTES_MAX = 1024 * 1024  # WHOLE_COUNT messages with compressed bodies
 FLUSH_S = 0.5  # how long a record waits for others
 CLOSE_S_MAX = 3.0
 TELL_EVERY_S = 60.0
@@ -55,7 +54,7 @@ class TraceDispatcher:
         self._clock = clock
         own = ProducerOptions(
             client_id=client_id,
-            batch_bytes_max=WHOLE_COUNT * (BODY_BYTES_MAX + KEYS_BYTES_MAX),
+            batch_bytes_max=BATCH_BYTES_MAX,
             compress_above_bytes=2 * BODY_BYTES_MAX,  # what pays is compressed already
         )
         self._producer = LateProducer(namesrv, own)

@@ -25,7 +25,7 @@ BODY_BYTES_MAX = 128_000  # of one message of records, as RocketMQ's
 COMPRESS_ABOVE_BYTES = 4_096  # as RocketMQ's
 KEYS_BYTES_MAX = 16_384  # of all keys of one message
 KEY_BYTES_MAX = 1_024  # a longer one is no key of the trace
-WHOLE_COUNT = 8  # messages that are sent together where there are many records
+WHOLE_COUNT = 32  # messages that are sent together where there are many records
 
 _NO_KEY = str.maketrans("\x00\x01\x02", "   ")  # what no property has
 
