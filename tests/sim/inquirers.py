@@ -22,9 +22,9 @@ from tests.sim.clients import Client
 from tests.sim.topics import BROKER_GROUP
 from tests.sim.world import Violation
 
-ASK_S = (0.2, 1.0)
-TIMEOUT_S = (0.2, 2.5)  # of a question
-FETCH_S = 0.3
+ASK_S = (0.5, 2.0)
+TIMEOUT_S = (0.4, 2.5)  # of a question
+FETCH_S = 0.7
 WORK_S_MAX = 1.0  # until a member answers
 SILENT_SHARE = 0.1  # of questions, which a member never answers
 STRANGE_SHARE = 0.2  # of answers, which somebody else has tried to give, or come twice
