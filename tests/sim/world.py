@@ -165,7 +165,9 @@ class Process:
     def sleep(self, delay_s: float) -> Wait[None]:
         return Wait(lambda done, _: self.after(delay_s, lambda: done(None)))
 
-    def _step(self, coroutine: Coroutine[Any, Any, None], go_on: Callable[[], Wait[Any]]) -> None:
+    def _step(
+        self, coroutine: Coroutine[Any, Any, None], go_on: Callable[[], Wait[Any] | None]
+    ) -> None:
         if not self.alive:
             return
         try:
@@ -173,9 +175,12 @@ class Process:
         except StopIteration:
             return
 
-        def resume(next_step: Callable[[], Wait[Any]]) -> None:
+        def resume(next_step: Callable[[], Wait[Any] | None]) -> None:
             self.call(lambda: self._step(coroutine, next_step))
 
+        if wait is None:  # asyncio.sleep(0): others have a turn
+            self.world.at(0.0, lambda: resume(lambda: coroutine.send(None)))
+            return
         wait.start(
             lambda value: resume(lambda: coroutine.send(value)),
             lambda error: resume(lambda: coroutine.throw(error)),
