@@ -12,7 +12,7 @@ from cometmq.clock import Clock
 from cometmq.errors import BrokerDraining, CometError, Shortage, StoreFailed
 from cometmq.member.config import MemberConfig
 from cometmq.member.state.exports import Exporter
-from cometmq.member.state.keeper import StateKeeper
+from cometmq.member.state.keeper import PROGRESS_BYTES_MAX, StateKeeper
 from cometmq.member.state.timer_handover import TimerHandover
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging import rocketmq_tables
@@ -23,10 +23,7 @@ from cometmq.telemetry import fields
 log = logging.getLogger(__name__)
 
 
-# The next start reads the log from where progress was written last: 0.3 s at most, at 6 ms for each
-# MiB of the smallest messages.
-PROGRESS_BYTES = 32 << 20
-PROGRESS_PAUSE_S = 0.1  # between two looks how far the log has grown
+PROGRESS_PAUSE_S = 0.1  # at least, between two writings
 
 
 class StateWriter:
@@ -59,11 +56,15 @@ class StateWriter:
                 self._write_now()
 
     async def _until_much_to_read(self, grown: asyncio.Event) -> None:
-        """Until the next start would have to read too much of the log."""
-        while self._keeper.progress_bytes < PROGRESS_BYTES:
+        """Until the next start would have to read too much of the log. Waits always: a full disk
+        takes nothing, however often progress is written.
+        """
+        while True:
             await grown.wait()
             grown.clear()
             await asyncio.sleep(PROGRESS_PAUSE_S)
+            if self._keeper.progress_bytes >= PROGRESS_BYTES_MAX:
+                return
 
     def _write_now(self) -> None:
         try:

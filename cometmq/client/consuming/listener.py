@@ -157,6 +157,7 @@ class Workers:
         self._threads = None if _is_async(listener) else ListenerThreads(listener)
         self._without_hooks = self._threads or cast(AsyncListener, listener)
         self._listener = with_consume_hooks(self._without_hooks, hooks, group)
+        self._group = group
         # Calls in threads do not block the loop.
         self._loop_watch = LoopWatch(timeout_s, *CALLERS) if self._threads is None else None
         self._concurrency = concurrency
@@ -343,7 +344,10 @@ class Workers:
         _log.warning(
             "listener call takes too long",
             extra=fields(
-                **_call(work, start, stop), after_s=self._timeout_s, stack=self._stack(worker)
+                group=self._group,
+                **_call(work, start, stop),
+                after_s=self._timeout_s,
+                stack=self._stack(worker),
             ),
         )
         if self.send_back is None:
@@ -433,14 +437,14 @@ class Workers:
             self._traced_s[kind] = now_s
         _log.error(
             "listener failed",
-            extra=fields(**_call(work, start, stop), error=error),
+            extra=fields(group=self._group, **_call(work, start, stop), error=error),
             exc_info=error if traced else None,
         )
 
     def _misanswered(self, work: Work, start: int, stop: int, answer: object) -> None:
         _log.error(
             "listener answered neither None nor a verdict: the messages come again",
-            extra=fields(**_call(work, start, stop), answer=repr(answer)[:100]),
+            extra=fields(group=self._group, **_call(work, start, stop), answer=repr(answer)[:100]),
         )
 
     async def _wait(self) -> None:

@@ -23,7 +23,7 @@ from cometmq.replication.watermarks import DurabilityClass
 from cometmq.store.writer import MessageStore
 from tests.support.cluster.members import Member, living_member
 from tests.support.stores.gates import HeldFlush
-from tests.support.stores.small_stores import WallClock
+from tests.support.stores.small_stores import WallClock, append
 from tests.support.waiting import until
 
 
@@ -71,6 +71,22 @@ async def test_the_same_settings_again_write_nothing(tmp_path: Path) -> None:
         await member.keeper.put_group(GroupSettings("g"))
         assert state_records(member) == records + 1
         assert member.told == ["changed"]
+
+
+async def test_progress_is_written_when_it_has_changed_or_the_log_has_grown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next start reads the log from its last record on."""
+    async with living_member(tmp_path) as member:
+        await member.put("T")
+        records = state_records(member)
+        append(member.store, ("T", 0, [bytes(3_000)]))
+        member.keeper.write_progress(1.0)
+        assert state_records(member) == records
+        monkeypatch.setattr(keeper, "PROGRESS_BYTES_MAX", 3_000)
+        member.keeper.write_progress(1.0)
+        assert state_records(member) == records + 1
+        assert member.keeper.progress_bytes == 0
 
 
 async def test_creating_does_not_change_what_is_there(tmp_path: Path) -> None:
