@@ -15,7 +15,7 @@ from cometmq.messaging.state import STATE_TOPIC
 from cometmq.rpc.interceptors import error_from
 from cometmq.v1 import broker_pb2 as pb
 from services.broker.groups.coordinator import GroupCoordinator
-from tests.support.cluster.broker import BrokerClient, LiveBroker, running_broker
+from tests.support.cluster.broker import SYNC, BrokerClient, LiveBroker, running_broker
 from tests.support.stores.gates import HeldFlush
 from tests.support.waiting import until, until_async
 
@@ -96,6 +96,20 @@ async def test_one_address_makes_so_many_groups_and_then_one_at_a_time(tmp_path:
         _, error = await join(broker, "joined-1", "another")
         assert not error
         assert list(await groups(broker)) == ["joined-0", "joined-1", "joined-2"]
+
+
+async def test_members_that_start_together_make_one_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = HeldFlush(monkeypatch)
+    limits = {"group_creations_per_peer_max": 1, "group_creation_interval_s": 86_400.0}
+    async with running_broker(tmp_path, **limits) as broker:
+        await broker.put_topic("T", 1, SYNC)
+        held.hold()
+        joining = [asyncio.create_task(join(broker, "G", f"{number}")) for number in range(4)]
+        await asyncio.wait(joining, timeout=0.2)
+        held.release()
+        assert {error for _, error in await asyncio.gather(*joining)} == {""}
 
 
 async def test_one_address_makes_so_many_topics_by_sending(tmp_path: Path) -> None:

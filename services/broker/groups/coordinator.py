@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, replace
+from weakref import WeakValueDictionary
 
 from cometmq.clock import Clock
 from cometmq.errors import (
@@ -73,6 +75,7 @@ class GroupCoordinator(GroupReads):
         self._storage = storage
         self._groups = groups
         self._creations = creations
+        self._creating = WeakValueDictionary[str, asyncio.Lock]()  # groups
         self._auto_create_groups = auto_create_groups
         self._leaving_pop = leaving_pop
         self._since_s = clock.monotonic_s()
@@ -96,16 +99,24 @@ class GroupCoordinator(GroupReads):
         """Create a missing group, which the client at ``address`` wants. Raises what
         :meth:`is_there` raises; LimitExceeded; GroupNameInvalid of one that would receive.
         """
-        while not self.is_there(name):
-            _check_mode(name, mode)
-            is_broadcaster = name.startswith(BROADCAST_PREFIX)
-            if is_broadcaster and len(self._broadcasters()) >= BROADCASTERS_MAX:
-                raise LimitExceeded(
-                    f"offsets of {BROADCASTERS_MAX} broadcasting clients are kept here "
-                    "(BROADCASTERS_MAX)"
-                )
-            self._creations.take(address, self._clock.monotonic_s())
-            await self._keeper.create_group(name, GroupPolicy(mode=mode))
+        if self.is_there(name):
+            return
+        # Members that start together want the same group, and it counts as one.
+        creating = self._creating.setdefault(name, asyncio.Lock())
+        async with creating:
+            while not self.is_there(name):
+                await self._create_group(name, address, mode)
+
+    async def _create_group(self, name: str, address: str, mode: ConsumeMode) -> None:
+        _check_mode(name, mode)
+        is_broadcaster = name.startswith(BROADCAST_PREFIX)
+        if is_broadcaster and len(self._broadcasters()) >= BROADCASTERS_MAX:
+            raise LimitExceeded(
+                f"offsets of {BROADCASTERS_MAX} broadcasting clients are kept here "
+                "(BROADCASTERS_MAX)"
+            )
+        self._creations.take(address, self._clock.monotonic_s())
+        await self._keeper.create_group(name, GroupPolicy(mode=mode))
 
     def _broadcasters(self) -> list[str]:
         """Groups that keep the offsets of one broadcasting client."""

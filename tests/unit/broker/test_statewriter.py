@@ -30,9 +30,7 @@ async def test_a_full_disk_that_takes_no_progress_leaves_the_loop_to_others(
     monkeypatch.setattr(StateKeeper, "_write_progress", refuse)
     async with running_broker(tmp_path) as broker:
         await broker.put_topic("T", 1)
-        for number in range(3):
-            before = tries
-            await broker.send("T", 0, BODY)
-            await until(lambda before=before: tries > before)
-            assert len(await broker.bodies("T", 0)) == number + 1
+        await broker.send("T", 0, BODY)
+        await until(lambda: tries > 0)
+        assert await broker.bodies("T", 0) == [BODY]
         monkeypatch.undo()
