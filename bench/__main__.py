@@ -77,7 +77,7 @@ OTHERS = {
 
 
 class Runner:
-    """Measures, tells what it measured and remembers it."""
+    """Measures, prints what it measured and remembers it."""
 
     def __init__(self, folder: Path, seconds: float, latency_count: int) -> None:
         self._folder = folder

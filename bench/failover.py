@@ -4,7 +4,7 @@ when it hands its role over.
 Several clusters, each a group with one slave and a topic that waits for it, with the default
 options of everything. A producer of each sends 100 messages a second, whatever happens. The writers
 are killed (kill -9) in turn, so that one cluster's fail-over does not meet another's; who was
-killed is started again and follows. Where the time goes is told by the new writer's log:
+killed is started again and follows. The new writer's log shows where the time goes:
 
 detection     from the kill until somebody takes the lease: what was left of it, and a look at it
 acquisition   until that is written, and the follower knows that its role ends

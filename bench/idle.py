@@ -1,6 +1,6 @@
 """``python -m bench idle``: what processes cost that have nothing to do.
 
-A name server, a writer and its follower, a broker that stands alone, and a pull-hold, without any
+A name server, a writer and its follower, a broker without followers, and a pull-hold, without any
 client. Over the same stretch of time: the share of a core of each process, and how often its
 threads fell asleep, which is how often they woke.
 """

@@ -2,7 +2,7 @@
 lost or slow one does to those who send.
 
 Four parts, each as often as ``--runs`` says, on clusters of their own: ``throughput`` and
-``latency`` compare a broker that stands alone with a writer that has one slave, for topics that do
+``latency`` compare a broker without followers with a writer that has one slave, for topics that do
 not wait for it and for topics that do (replication ``appended``); ``catch-up`` gives a writer with
 a full log a slave with an empty disk, first with nobody sending, then beside a producer at full
 speed; ``trouble`` kills, stops and slows down one slave of two while a producer sends to a topic

@@ -1,4 +1,4 @@
-"""A producer that goes on whatever happens to its brokers, and tells what is acknowledged when.
+"""A producer that goes on whatever happens to its brokers, and reports what is acknowledged when.
 
 ``--rate`` messages a second, each at its time, or (0) as many as are taken, one message after the
 other, for ``--seconds``. Says ``started``; then, every 20 ms in which something was acknowledged,

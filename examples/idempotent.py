@@ -1,8 +1,8 @@
 """Payments that count once, however often their messages come.
 
-A queue delivers at least once: after a crash between the work and its commit a message comes again.
-The work and the payment's key therefore go into one transaction of the database. The key is chosen
-by the sender, so that it also knows a payment that an application sent twice by itself.
+A queue delivers at least once: after a crash between the work and its commit a message is delivered
+again. The work and the payment's key therefore go into one transaction of the database. The key is
+chosen by the sender, so that it also knows a payment that an application sent twice by itself.
 
 cometmq topic create Payments
 python -m examples.idempotent

@@ -18,7 +18,7 @@ async def work(consumer: SimpleConsumer, job: ReceivedMessage) -> None:
     if job.body == b"job 0":
         await consumer.change_invisible_time(job, 60_000)  # it takes longer than the others
         await asyncio.sleep(0.2)
-    await consumer.ack(job)  # what is not acknowledged comes again, to any worker
+    await consumer.ack(job)  # what is not acknowledged is delivered again, to any worker
     done.add(job.body)
     print(f"{job.body.decode()} is done")
 

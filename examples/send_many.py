@@ -1,4 +1,4 @@
-"""Sends ten thousand messages without waiting for each, and tells what became of them.
+"""Sends ten thousand messages without waiting for each, and prints what became of them.
 
 cometmq topic create Measurements
 python -m examples.send_many

@@ -184,7 +184,7 @@ async def hold(place: Place, pull: broker_pb2.PullRequest) -> broker_pb2.PullRes
 async def read_until(
     place: Place, position: common_pb2.Position, last: broker_pb2.SentMessage
 ) -> common_pb2.Position:
-    """Print what stands in the queue up to a message; the position behind it.
+    """Print the messages of the queue up to one of them; the position behind it.
 
     A message that was sent is not always there at once: topics with asynchronous flush show it to
     readers when it is on disk, some milliseconds later.
@@ -314,8 +314,9 @@ async def reset(
     """Let the group go on at an offset, and see what its members see. The call is for operators: it
     goes to the internal port, and where a cluster has a secret it needs the proof.
 
-    Members that hold a JoinGroup stream are told within a second. A commit that was on its way is
-    refused in any case, and tells where to go on and the number that commits need from now on.
+    Members that hold a JoinGroup stream hear of it within a second. A commit that was on its way is
+    refused in any case, and the error says where to go on and the number that commits need from now
+    on.
     """
     before = (await committed(place, group, queue)).position
     request = broker_pb2.ResetOffsetsRequest(
@@ -353,7 +354,7 @@ async def send_back(
 async def fail_twice(
     place: Place, group: str, message: broker_pb2.StoredMessage, generation: int
 ) -> None:
-    """One message fails, comes again after a second, fails again, and is a dead letter then."""
+    """One message fails, comes after a second once more, fails again, and is a dead letter then."""
     failed = common_pb2.Position(generation=generation, offset=message.queue_offset)
     await send_back(place, group, message.queue, failed, 1)
     # It comes in a topic of the group's own, which the group reads like the others.
@@ -383,7 +384,7 @@ async def fail_twice(
 
 async def receive(place: Place, group: str) -> None:
     """Members of a group with mode POP share all queues. A message is its member's until it is
-    acknowledged, or its time is over: then it comes again, to any member.
+    acknowledged, or its time is over: then it is delivered again, to any member.
     """
     request = broker_pb2.ReceiveRequest(
         group=group,
@@ -548,7 +549,7 @@ async def tour(namesrv: str, topic: str, group: str) -> None:
 
 
 def main() -> int:
-    """0: done. 1: refused, or nobody answered; standard error tells."""
+    """0: done. 1: refused, or nobody answered; standard error says why."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--namesrv", required=True, help="host:port;host:port")
     parser.add_argument("--topic", default="Hello")

@@ -235,7 +235,7 @@ def _waits(
 
 
 def _wait(message: MessageView) -> tuple[str, str]:
-    """The event that a record of a message that waits tells, and what it waits for."""
+    """The event that the record of a waiting message stands for, and what it waits for."""
     has = message.properties
     if message.topic == timers.TIMER_TOPIC:
         if timers.TIMER_DEL_UNIQKEY in has:

@@ -72,7 +72,7 @@ def check_queues(queues: Iterable[QueueRef]) -> list[QueueRef]:
         check_queue(queue)
         check_topic(queue.topic)
         if not queue.broker_group:
-            raise InvalidRequest(f"{queue} names no broker group: `queues(topic)` tells them all.")
+            raise InvalidRequest(f"{queue} names no broker group: `queues(topic)` lists them all.")
     return sorted(set(found))
 
 

@@ -555,7 +555,7 @@ class PushConsumerOptions(GroupOptions):
         default=False,
         metadata=_about(
             "One listener call at a time for a queue, in its order, and one member that has its "
-            "lock; what failed comes again before what follows it.",
+            "lock; what failed is delivered again before what follows it.",
             "MessageListenerOrderly",
         ),
     )
@@ -577,17 +577,17 @@ class PushConsumerOptions(GroupOptions):
     retry_in_place: bool = field(
         default=False,
         metadata=_about(
-            "What failed comes again here, in its place, without end; nothing goes to the broker."
+            "What failed is delivered again here, in its place, without end, and not sent back."
         ),
     )
     redeliver_backoff_ms: int = _option(
         5_000,
         1,
         3_600_000,
-        "Wait before a message comes again here, which no broker takes back; doubles.",
+        "Wait before a message is delivered again here, which no broker takes back; doubles.",
     )
     redeliver_backoff_max_ms: int = _option(
-        30_000, 1, 3_600_000, "Longest wait before it comes again here."
+        30_000, 1, 3_600_000, "Longest wait before it is delivered again here."
     )
 
     def __post_init__(self) -> None:

@@ -127,7 +127,7 @@ class Producer:
         # The same, while messages to them go by the rule: the producer is open, nothing selects,
         # no hook is called.
         self._rule: dict[str, StickyPartitioner] = {}
-        self._lost_count = 0  # one-way messages that were not stored, since it was told last
+        self._lost_count = 0  # one-way messages that were not stored, since the last log line
         self._tell_lost_s = 0.0  # when to tell again
         self._runs: dict[str, OpenRun] = {}  # what takes messages by the rule at once; the buffer's
         self._open = False

@@ -70,7 +70,7 @@ class ReceivedMessage:
 
     @property
     def topic(self) -> str:
-        """The topic that it was sent to, also when it comes again from the group's retry topic."""
+        """The topic that it was sent to, also when it comes from the group's retry topic."""
         topic = self.queue.topic
         if not topic.startswith("%"):
             return topic

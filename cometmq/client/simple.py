@@ -54,7 +54,7 @@ PATIENCE_S = 0.25  # for a broker group's answer, before another one is asked
 
 class SimpleConsumer:
     """Use it inside ``async with``; one event loop. Any number of consumers of a group, and of
-    calls of one consumer, share all queues. What is not acknowledged comes again, here or
+    calls of one consumer, share all queues. What is not acknowledged is delivered again, here or
     elsewhere, when its invisible time is over.
     """
 
@@ -384,8 +384,9 @@ class SimpleConsumer:
     # --- acknowledge ------------------------------------------------------------------------------
 
     async def ack(self, message: ReceivedMessage) -> None:
-        """The message is done: it never comes again. Returns when that is as safe as a message of
-        its topic. HandleInvalid: its time was over and it comes again, or is acknowledged.
+        """The message is done: it is never delivered again. Returns when that is as safe as a
+        message of its topic. HandleInvalid: its time was over and it is delivered again, or is
+        acknowledged.
         """
         await self.ack_many([message])
 
@@ -452,8 +453,8 @@ class SimpleConsumer:
         self._held.remove(lease, item)
 
     async def change_invisible_time(self, message: ReceivedMessage, invisible_ms: int) -> None:
-        """The message comes again so long from now, unless it is acknowledged before: later, while
-        the work goes on, or sooner. HandleInvalid as of :meth:`ack`, InvisibleTimeInvalid.
+        """The message is delivered again so long from now, unless it is acknowledged before: later,
+        while the work goes on, or sooner. HandleInvalid as of :meth:`ack`, InvisibleTimeInvalid.
         """
         self._check_open()
         check_invisible_ms(invisible_ms)

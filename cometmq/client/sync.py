@@ -409,7 +409,7 @@ class SimpleConsumer(_Sync[simple.SimpleConsumer]):
         self._wait(self._client.ack_many(messages))
 
     def change_invisible_time(self, message: ReceivedMessage, invisible_ms: int) -> None:
-        """The message comes again so long from now, unless it is acknowledged before."""
+        """The message is delivered again so long from now, unless it is acknowledged before."""
         self._wait(self._client.change_invisible_time(message, invisible_ms))
 
 

@@ -1,4 +1,4 @@
-"""From Apache RocketMQ's tables to our state: what stands in its ``config/*.json`` replaces what we
+"""From Apache RocketMQ's tables to our state: the content of its ``config/*.json`` replaces what we
 knew. docs/compatibility.md says which of its fields count.
 """
 
@@ -217,7 +217,7 @@ def _policy(name: str, value: Any) -> Iterator[tuple[str, Table]]:
     be kept.
     """
     if not GROUP_NAME.fullmatch(name):
-        return  # told with its other settings
+        return  # in its other settings
     f = _table(value)
     found: Table = {}
     if f.get("consumeMessageOrderly") is not None:
@@ -252,7 +252,7 @@ def _retry(f: Table) -> RetryPolicy | None:
     if not steps:
         return None
     if not isinstance(steps, list):
-        raise ValueError(f"{str(steps)[:60]!r} stands where retry steps should")
+        raise ValueError(f"{str(steps)[:60]!r} is where retry steps should be")
     return CustomizedRetry(tuple(_number({"next": step}, "next", 0) for step in steps))
 
 
@@ -281,7 +281,7 @@ _FILES: tuple[tuple[str, str, str, Callable[[str, Any], Iterator[tuple[Any, Any]
 
 def _table(value: Any) -> Table:
     if not isinstance(value, dict):
-        raise ValueError(f"{str(value)[:60]!r} stands where a table should")
+        raise ValueError(f"{str(value)[:60]!r} is where a table should be")
     return value
 
 
@@ -307,7 +307,7 @@ def _number(fields: Table, name: str, otherwise: int) -> int:
 
 def _digits(text: str) -> int:
     if not (text.isascii() and text.lstrip("-").isdigit()):
-        raise ValueError(f"{text[:60]!r} stands where a number should")
+        raise ValueError(f"{text[:60]!r} is where a number should be")
     return int(text)
 
 

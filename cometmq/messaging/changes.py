@@ -97,7 +97,7 @@ class TopicDropped:
 
 @dataclass(frozen=True, slots=True)
 class TopicSnapshot:
-    """A topic as it stands, in a state snapshot: settings but for the reserve time, and all
+    """A topic as it is now, in a state snapshot: settings but for the reserve time, and all
     histories by queue id.
     """
 

@@ -97,7 +97,7 @@ class Stream:
 
 
 class StreamEntry(NamedTuple):
-    """A stream as the state log tells it: all its intervals, and the newest runs. In a snapshot
+    """A stream as the state log has it: all its intervals, and the newest runs. In a snapshot
     these are all runs, in a change those that came since the change before.
     """
 
@@ -191,7 +191,7 @@ class StreamTable:
         return (_entry(*item) for item in self._streams.items())
 
     def restore(self, entries: Iterable[StreamEntry], gone: Iterable[str]) -> None:
-        """Takes streams as the state log tells them."""
+        """Takes streams as the state log has them."""
         for name in gone:
             self._streams.pop(name.encode(), None)
         for entry in entries:

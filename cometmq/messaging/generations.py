@@ -40,8 +40,8 @@ class History:
 
     Invariants: there is a first pair and it starts at 0; generations rise; starts never fall; at
     most ``HISTORY_PAIRS_MAX`` pairs. A pair with a start at or above a later one's says nothing
-    that the later one does not, so :meth:`raised` leaves it out: a queue that stands still needs no
-    room, however often its broker crashes.
+    that the later one does not, so :meth:`raised` leaves it out: a queue that does not grow needs
+    no room, however often its broker crashes.
     """
 
     pairs: tuple[tuple[int, int], ...]

@@ -1,4 +1,4 @@
-"""Consumer groups: their names and settings, and who is in them now.
+"""Consumer groups: their names and settings, and their members now.
 
 Settings are RocketMQ's subscription group with its defaults and are part of the state. Membership
 is not: it is the set of streams that clients hold open, and it dies with the broker.
@@ -89,7 +89,8 @@ class HeldQueues:
 
 @dataclass(frozen=True, slots=True)
 class MemberDetails:
-    """What a client tells the group's other members besides what it reads. The broker passes it on.
+    """What a client sends to the other members of its group besides its subscriptions. The broker
+    passes it on.
 
     ``instance_id``: of the running consumer; another one under the same client id is another
     client. ``allocation``: how it divides the queues. ``held``: queues that it reads, or is about

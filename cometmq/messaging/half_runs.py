@@ -65,7 +65,7 @@ class HalfRun:
 
 
 class EndedHalf(NamedTuple):
-    """The outcome of a half whose record stands at ``half_log_offset``: the record that was made of
+    """The outcome of a half whose record is at ``half_log_offset``: the record that was made of
     it. ``queue_offset`` -1: none was, it is rolled back.
     """
 

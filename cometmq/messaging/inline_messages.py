@@ -40,7 +40,7 @@ class InlineMessages:
 
     @property
     def whole(self) -> bool:
-        """Whether the parts fit together; for who has it from the wire."""
+        """Whether the parts fit together; for one that came over the network."""
         return (
             len(self.sizes) == len(self.codes)
             and min(self.sizes, default=0) > LOST_SIZE

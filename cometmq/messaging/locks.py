@@ -1,8 +1,8 @@
 """Queue locks of consumer groups that consume in order: which client has which queue.
 
 A grant is state: it outlives a restart and a fail-over. Its lock number is above all that were
-given before, so a client that was away can be told from the present holder. Renewals are not state:
-they die with the writer, and its successor counts every lease from its own beginning.
+given before, so a client that was away can be distinguished from the present holder. Renewals are
+not state: they die with the writer, and its successor counts every lease from its own beginning.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ Span = tuple[int, int]  # log offset, bytes
 # it here is the first two fields, and the third's low 32 bits, which are what filters compare.
 _UNIT = struct.Struct(">qi8x")
 _UNIT_WORDS, _SIZE_WORD, _TAG_WORD = 5, 2, 4
-_SIZES_END = 0x7FFF_FFFF  # stands in units in front of a queue's first message; above: negative
+_SIZES_END = 0x7FFF_FFFF  # in units in front of a queue's first message; above: negative
 
 assert array("I").itemsize * _UNIT_WORDS == _UNIT.size
 

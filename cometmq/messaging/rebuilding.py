@@ -30,7 +30,7 @@ def rebuild(
     maximum: Maximum,
     flush_mode: FlushMode,
 ) -> list[str]:
-    """Let ``state`` and ``commits_left``, what the log still tells, have what the others know too.
+    """Let ``state`` and ``commits_left``, what the log still has, have what the others know too.
     Returns what was assumed, in words. ``flush_mode`` is that of topics whose settings the log does
     not tell.
     """

@@ -71,7 +71,7 @@ def queue_count_of(settings: GroupSettings) -> int:
 
 
 def queue_id_of(settings: GroupSettings, source: Record) -> int:
-    """The queue of the group's retry topic in which a message comes again."""
+    """The queue of the group's retry topic in which a message is delivered again."""
     return source.queue_offset % queue_count_of(settings)
 
 
@@ -136,7 +136,7 @@ def delay_after(reconsume_times: int, policy: RetryPolicy | None = None) -> int:
 
 
 def retry_properties(source: Record, level: int, topic: str, queue_id: int, origin: str) -> bytes:
-    """Of a message that comes again in ``topic``, a retry topic. ``origin``: the source's id."""
+    """Of a message that comes in ``topic``, a retry topic. ``origin``: the source's id."""
     return delayed.prefix(level, topic, queue_id) + with_origin(source, origin)
 
 
@@ -222,7 +222,7 @@ class AttemptTable:
         self._unwritten[attempt] = None
 
     def restore(self, attempts: Iterable[Attempt]) -> None:
-        """Takes send-backs as the state log tells them, the oldest first."""
+        """Takes send-backs as the state log has them, the oldest first."""
         for attempt in attempts:
             self._put(attempt, self._ends.get(attempt, 0))
 

@@ -36,7 +36,7 @@ DELAYS = "delayOffset.json"
 
 @dataclass(frozen=True, slots=True)
 class SnapshotMark:
-    """What tells our files from RocketMQ's: the epoch and log position of their state."""
+    """What distinguishes our files from RocketMQ's: the epoch and log position of their state."""
 
     epoch: int
     position: int

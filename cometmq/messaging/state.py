@@ -128,7 +128,7 @@ class BrokerState:
         self.groups_max = groups_max
         self.offsets = OffsetTable()
         self.streams = StreamTable()  # takes what producers send, as `offsets` takes commits
-        self.sent_ids = SentIds()  # of messages that stubs send; only the log's end tells them
+        self.sent_ids = SentIds()  # of messages that stubs send; only the end of the log has them
         self.attempts = AttemptTable()  # takes what groups send back
         self.resent = ResentTable()
         self.locks = LockTable()
@@ -712,7 +712,7 @@ class StateLoader:
     def __init__(
         self, base: BrokerState | None = None, new_state: Callable[[], BrokerState] = BrokerState
     ) -> None:
-        """Begins with ``base``: what stands before the first record.
+        """Begins with ``base``: the state before the first record.
 
         An empty state when the state topic is read from its very beginning, None when older records
         may be gone. ``new_state`` makes the state that a copy is built in.

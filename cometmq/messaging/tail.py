@@ -1,4 +1,4 @@
-"""What the end of a log tells that the state does not know yet.
+"""What the end of a log has that the state does not know yet.
 
 Progress is written about once a second. After a crash the records behind the newest progress tell
 the rest: a relayed record names its source, so nothing that was delivered is delivered again; other

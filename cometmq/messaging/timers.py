@@ -7,7 +7,7 @@ So two numbers say what is done: all timers up to the *watermark* that lie befor
 delivered before anything else, and ``arrivals`` stays at the first of them.
 
 What was done out of that order is *skipped*: recalled messages, and those that a writer had
-delivered in its last moment, as the log's end tells.
+delivered in its last moment, as the end of the log shows.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class TimerTable:
         return self._written.rolled
 
     def restore(self, mark: TimerMark, skips: Iterable[Timer]) -> None:
-        """Takes what the state log tells."""
+        """Takes what the state log has."""
         self._written = mark
         self.watermark, self.read, self.rolled = mark.watermark, mark.arrivals, mark.rolled
         self.skips |= {timer.offset: timer.due_ms for timer in skips}

@@ -36,7 +36,7 @@ from cometmq.model import (
 TOPICS_MAX = 100_000
 RESERVE_TIME_MS_MAX = 100 * 365 * 86_400_000
 
-AUTO_CREATE_TOPIC = "TBW102"  # its route tells producers that this broker creates topics on demand
+AUTO_CREATE_TOPIC = "TBW102"  # its route shows producers that this broker creates topics on demand
 SYSTEM_PREFIX = "rmq_sys_"
 
 ATTRIBUTES_MAX = 32  # of one topic, and how long names and values may be together

@@ -29,7 +29,7 @@ class _Group:
     """A producer group with members or with halves that wait."""
 
     def __init__(self) -> None:
-        self.members: dict[int, set[int]] = {}  # → halves asked of it; who is next comes first
+        self.members: dict[int, set[int]] = {}  # → halves asked of it; the next one comes first
         self.waiting: dict[int, None] = {}  # halves that are due, in order
 
 

@@ -71,7 +71,7 @@ class HalfTable:
         self.halves_max = halves_max
         self.written = HalfProgress()  # what the state in the log knows
         self.end = 0  # of the half queue
-        # Halves that the log's end tells of, by their log offsets: while a writer opens its log.
+        # Halves at the end of the log, by their log offsets: while a writer opens its log.
         self.log_end: dict[int, EndedHalf] = {}
         # Topics that were created while halves were open: those below this offset are for a topic
         # of the same name that was deleted, and are not committed.

@@ -25,7 +25,7 @@ class Outcome:
     unique_id: str = ""  # of its message
     wrong: list[str] = field(default_factory=list)
     events: list[TraceEventView] = field(default_factory=list)
-    notes: list[tuple[int, str]] = field(default_factory=list)  # when, and what no trace tells
+    notes: list[tuple[int, str]] = field(default_factory=list)  # when, and what no trace has
 
     def expect(self, condition: bool, complaint: str) -> None:
         if not condition:

@@ -199,7 +199,7 @@ class Replies:
 
     async def read(self, spans: Sequence[Span]) -> bytes:
         """The records of replies, end to end: from memory at once, else in a thread. Those that are
-        gone or damaged are left out: their requesters are told as timed out.
+        gone or damaged are left out: their requesters time out.
         """
         try:
             return self._store.read_records(spans, nowait=True)

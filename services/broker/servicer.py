@@ -137,7 +137,7 @@ def _lock_result(answer: int | CometError) -> broker_pb2.LockResult:
 
 
 def _know(client: Questioned, request: broker_pb2.SendStreamRequest) -> None:
-    """A producer tells who it is. A bad name is refused with the batch."""
+    """A producer names itself. A bad name is refused with the batch."""
     with suppress(InvalidRequest):
         check_client_id(request.client_id)
         client.client_id, client.known = request.client_id, frozenset(request.known_questions)

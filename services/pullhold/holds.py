@@ -257,7 +257,7 @@ class Holds:
                 queue.forget_known(now_s)
                 for hold in queue.holds:
                     if hold.state is HoldState.IN_LINE:
-                        hold.state = HoldState.WAITING  # the next watch tells of it again
+                        hold.state = HoldState.WAITING  # the next watch has it again
                     self._give_grace(hold, queue)
 
     def end_queue(self, key: ClusterQueue, now_s: float) -> list[Hold]:

@@ -117,7 +117,7 @@ class Queue:
         self.idle_since_s = now_s  # when it lost its last hold
         self.holds: dict[Hold, None] = {}  # in order of parking
         self.answer_bytes: int | None = None  # of the last pull's answer
-        # Of the newest return of messages to each group that receives, as the watch told.
+        # Of the newest return of messages to each group that receives, as the watch said.
         self.return_numbers: dict[str, int] = {}
         # Of groups with holds IN_LINE: when the next one of them wakes.
         self.untaken_s: dict[str, float] = {}

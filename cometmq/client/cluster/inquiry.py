@@ -1,4 +1,4 @@
-"""Members in their own words: what they are now, asked where no name server tells."""
+"""What members are now, asked of themselves where no name server knows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ANSWER_S = 1.0
 async def describe(
     connections: Connections, members: Iterable[namesrv_pb2.Member]
 ) -> list[namesrv_pb2.Member]:
-    """Each of the members as it tells of itself; those that do not answer are missing."""
+    """Each of the members as it describes itself; those that do not answer are missing."""
     answers = await asyncio.gather(*(_describe(connections, member) for member in members))
     return [answer for answer in answers if answer is not None]
 

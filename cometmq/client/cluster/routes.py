@@ -69,7 +69,7 @@ class RouteWatcher:
         # of the routes, by broker group
         self._members: dict[str, Sequence[namesrv_pb2.Member]] = {}
         self._epochs: dict[str, int] = {}  # of writers, by address
-        # (topic, broker group) that no stream tells of any more, since when
+        # (topic, broker group) that no stream has any more, since when
         self._missing: dict[tuple[str, str], float] = {}
         self._heard = False  # something, in this round of the name servers
         self._silence_told_s: float | None = None
@@ -151,7 +151,7 @@ class RouteWatcher:
         self._unreached_more.set()
 
     def cluster(self) -> str:
-        """The cluster of the client's brokers, by any route that tells; empty while none does."""
+        """The cluster of the client's brokers, by any route; empty while none names it."""
         return next(filter(None, map(cluster, self._routes.values())), "")
 
     async def wait_change(self, timeout_s: float) -> bool:
@@ -249,20 +249,20 @@ class RouteWatcher:
         raise PeerUnavailable(f"The name server {address} ended the stream.")
 
     async def _ask_again(self) -> None:
-        """While something is missing: a name server tells only of what changes."""
+        """While something is missing: a name server sends only what changes."""
         while True:
             await asyncio.sleep(MISSING_S_MAX / 3)
             if self._missing:
                 self._ask_for_all()
 
     async def _leave(self) -> None:
-        """When the writers that it tells of cannot be reached, and there are other name servers."""
+        """When the writers that it names cannot be reached, and there are other name servers."""
         await asyncio.sleep(DOUBT_AFTER_S)
         self._doubted.clear()
         while True:
             await self._doubted.wait()
             if len(await self._connections.namesrv_addresses()) > 1:
-                raise PeerUnavailable("it tells of writers that do not answer")
+                raise PeerUnavailable("it names writers that do not answer")
             await asyncio.sleep(DOUBT_AFTER_S)
             self._doubted.clear()
 

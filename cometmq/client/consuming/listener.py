@@ -172,11 +172,11 @@ class Workers:
         self._turn_ends_ns = 0  # when calls that never wait leave the loop to others
         # What a call that takes too long has in work; None: the call goes on.
         self.send_back: SendBack | None = None
-        # None: what failed comes again here, in its place.
+        # None: what failed is delivered here again, in its place.
         self.not_done: NotDone | None = None
         self._work: deque[Work] = deque()
         self._idle: list[Future[None]] = []  # of workers that wait for work, or for a turn
-        self._delayed: dict[Work, TimerHandle] = {}  # what comes again
+        self._delayed: dict[Work, TimerHandle] = {}  # what is delivered again
         self._traced_s: dict[str, float] = {}  # kinds of failures, when their traceback was logged
 
     def start(self, tasks: Tasks) -> None:
@@ -207,7 +207,7 @@ class Workers:
         self.wake(len(self._idle))
 
     def close(self) -> None:
-        """Nothing comes again."""
+        """Nothing is delivered again."""
         if self._loop_watch is not None:
             self._loop_watch.stop()
         if self._threads is not None:
@@ -484,7 +484,7 @@ class Workers:
         self.push(work)
 
 
-# What calls the listener: the end of a stack that is told.
+# What calls the listener: where a stack that is shown ends.
 CALLERS = (Workers._run.__code__, Workers.consume_now.__code__, *ListenerThreads.CALLERS)
 _LATER = Later()
 

@@ -88,7 +88,7 @@ class PushQueues:
         self._loop = tasks.start(self._commit_loop(), "commit")
 
     async def stop(self) -> None:
-        """Give all queues up, for good."""
+        """Give up all queues; none is read again."""
         loop, self._loop = self._loop, None
         if loop is not None:
             await stop_all([loop])

@@ -1,5 +1,5 @@
-"""How a queue goes from one member to another without two readers: a member tells that it is about
-to read a queue, and begins once nobody else tells so.
+"""How a queue goes from one member to another without two readers: a member announces that it
+is about to read a queue, and begins once no other member announces it.
 
 The broker passes on what members tell in one order. Of two that tell at the same time the later one
 sees both, and only the one to which the queue is allocated keeps to it.
@@ -14,7 +14,7 @@ from cometmq.model import QueueRef
 
 
 class Handover:
-    """``timeout_s``: after so long a queue is begun although another member tells that it reads
+    """``timeout_s``: after so long a queue is begun although another member announces that it reads
     it.
     """
 

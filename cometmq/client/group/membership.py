@@ -60,10 +60,10 @@ class _Joined:
         # known before this stream, which has not sent them yet
         self.absent: dict[str, KnownMember] = {}
         self.is_disabled = False  # the group may not read there
-        self.reset_number = 0  # the newest reset that was told
-        self._bytes: dict[str, bytes] = {}  # of each member, as it was told
+        self.reset_number = 0  # the newest reset that was announced
+        self._bytes: dict[str, bytes] = {}  # of each member, as it came
         self.session_ms = 0  # as the broker knows it
-        self.heard = asyncio.Event()  # the broker has told something
+        self.heard = asyncio.Event()  # the broker has sent something
         self.resend = asyncio.Event()  # the subscriptions have changed
         self.task: asyncio.Task[None] | None = None
 
@@ -116,7 +116,7 @@ class Membership:
         self._calls = calls
         self._policy = policy
         self._on_change = on_change
-        self.retry_times_max = -1  # told to the brokers; below 0: nothing is
+        self.retry_times_max = -1  # sent to the brokers; below 0: nothing is
         self.answers: Answers | None = None  # to what brokers ask; None: they ask nothing
         self._is_replaced = False  # another client has taken this one's name
         self._subscriptions: dict[str, Filter] = {}

@@ -33,7 +33,7 @@ class Strategy(Protocol):
 
     @property
     def label(self) -> str:
-        """At most 64 printable characters, told to the other members. Members whose labels differ
+        """At most 64 printable characters, sent to the other members. Members whose labels differ
         all use AVERAGE.
         """
 

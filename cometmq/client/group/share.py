@@ -265,7 +265,7 @@ class GroupShare:
         mine = {queue for queue in mine if not self._membership.is_disabled(queue.broker_group)}
         await self._reader.revoke(sorted(self._reader.take_lost()))
         await self._begin(mine, decided)
-        # A topic whose membership nobody tells now keeps its queues: a broker that restarts is no
+        # A topic whose membership is unknown now keeps its queues: a broker that restarts is no
         # reason to stop.
         gone = [q for q in self._reader.reading if q not in mine and q.topic in decided]
         await self._reader.revoke(gone)
@@ -319,7 +319,7 @@ class GroupShare:
         return mine - first
 
     async def _begin(self, mine: set[QueueRef], decided: Members) -> None:
-        """Reads those queues that no other member reads, and tells that it is about to read the
+        """Reads those queues that no other member reads, and announces that it is about to read the
         others.
         """
         loop = asyncio.get_running_loop()
@@ -336,7 +336,7 @@ class GroupShare:
         self._handover.begun(free - missed)
         if missed:
             self.look_again_in(MISSED_S)
-        if wanted - free:  # the broker tells when they are free; or the time is over
+        if wanted - free:  # the broker says when they are free; or the time is over
             self.look_again_in(self._options.handover_timeout_ms / 1000)
 
     def _held(self) -> frozenset[QueueRef]:

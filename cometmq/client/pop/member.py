@@ -1,5 +1,5 @@
 """A consumer that receives is a member of its group, as operators see it: one stream to each broker
-group that has its topics. It divides nothing with the other members, so nobody tells it of them.
+group that has its topics. It divides nothing with the other members, so it is not informed of them.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ Offsets = defaultdict[Lease, set[int]]
 
 
 class PopSettler:
-    """``lost`` of a lease tells that its messages come again."""
+    """``lost`` of a lease is called when its messages are delivered again."""
 
     def __init__(self, pop: PopCalls, calls: BrokerCalls, broker_group: str) -> None:
         self._pop = pop

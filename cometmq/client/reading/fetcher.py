@@ -140,7 +140,7 @@ class Fetcher:
         long_poller: LongPoller | None = None,
         lock_number: int = 0,
     ) -> None:
-        """``start`` tells where to begin. ``budget`` is the consumer's. With ``long_poller`` a
+        """``start`` returns where to begin. ``budget`` is the consumer's. With ``long_poller`` a
         queue that has nothing is waited for at a pullhold, without or while there is none by
         polling. ``lock_number``: of a queue that is read in order.
         """

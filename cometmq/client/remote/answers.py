@@ -39,7 +39,7 @@ Consume = Callable[[str, broker_pb2.ConsumeQuestion], Awaitable[broker_pb2.Liste
 
 
 class Answers:
-    """Of one client. ``broker``: the stub of a broker group's writer. ``describe`` tells what the
+    """Of one client. ``broker``: the stub of a broker group's writer. ``describe`` returns what the
     client does, with stacks if that is asked for. ``consume`` lets its listener have a message of a
     broker group; None: it has no listener.
     """

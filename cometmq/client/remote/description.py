@@ -216,7 +216,7 @@ def _position(position: Position | None) -> common_pb2.Position | None:
 
 
 def options_text(options: Any) -> dict[str, str]:
-    """Options by name. Of objects of the application only their kind is told."""
+    """Options by name. Of objects of the application only their kind is shown."""
     told = {}
     for option in fields(options)[:OPTIONS_MAX]:
         value = getattr(options, option.name)

@@ -290,7 +290,7 @@ class _ReplyStream:
         raise PeerUnavailable(f"Broker group {self._broker_group!r} ended the stream.")
 
     async def _write(self, call: RepliesStream) -> None:
-        """Names what waits, then tells now and then how many replies came too late."""
+        """Names what waits, then logs now and then how many replies came too late."""
         waiting = self._requests.waiting_at(self._broker_group)
         for first in range(0, len(waiting), IDS_MAX):
             ids = waiting[first : first + IDS_MAX]

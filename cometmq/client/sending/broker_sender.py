@@ -94,7 +94,7 @@ class BrokerSender:
         self._paused = False  # the broker said: later
         self._latency = LatencyFault()
         self._wake = asyncio.Event()  # the writer task may find something to send
-        self.opened = asyncio.Event()  # set for good when records can be encoded
+        self.opened = asyncio.Event()  # set, and never cleared, when records can be encoded
         self.connected = False  # a stream is up
         self.tracer: SendTracer | None = None  # None: nothing is traced
         self._id_host = b""  # of the writer, as ids of messages have it

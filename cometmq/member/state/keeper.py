@@ -233,7 +233,7 @@ class StateKeeper:
 
     def _older(self, topic: str) -> Iterator[Change]:
         """Notes at the creation of a topic: there may have been one of the name, and messages for
-        that one may wait, by what the log knows: nothing else tells that one was dropped.
+        that one may wait, by what the log knows: nothing else shows that one was dropped.
         """
         if len(self.state.halves):
             yield HalvesDropped(topic, self.state.halves.end)

@@ -78,7 +78,7 @@ class QueueLeases:
         self._coming: list[tuple[int, int]] = []
         self._visible: list[tuple[int, int]] = []
         self._looked_ms = 0  # leases whose time was up to then are in `_visible`
-        self._returned_count = 0  # messages whose time came, and that nobody was told of
+        self._returned_count = 0  # messages whose time is over, not announced yet
         self._width_max = 0  # of the masks of all leases that there were
 
     def __len__(self) -> int:

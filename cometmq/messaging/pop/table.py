@@ -165,7 +165,7 @@ class PopTable:
         self._unwritten.clear()
 
     def restore(self, moved: QueueMoved) -> None:
-        """Takes what the state log tells."""
+        """Takes what the state log has."""
         queue = self._groups.setdefault(moved.group, {}).get(moved.key)
         if queue is None:
             queue = self._groups[moved.group][moved.key] = QueueLeases(0)

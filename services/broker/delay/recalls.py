@@ -55,7 +55,7 @@ class RecallService:
         self._broker_group = broker_group
         self._timer_slots = timer_slots
         self._batch_bytes_max = batch_bytes_max(storage.store.log_file_bytes, BATCH_BYTES_MAX)
-        # The last ones: a recall that comes again is answered as before.
+        # The last ones: a recall that is repeated is answered as before.
         self._recalled: OrderedDict[Timer, None] = OrderedDict()
         # Of messages from this offset on it has all: of older ones, an earlier writer may have.
         self._complete_from = storage.store.queue_bounds(*TIMER_QUEUE)[1]
@@ -180,7 +180,7 @@ class RecallService:
         is_early = timer.due_ms > self._timers.time.now_ms()
         low, _ = self._storage.store.queue_bounds(*TIMER_QUEUE)
         if not handle.unique_id and is_early and timer.offset < low:
-            # Among those of the same time it cannot be told.
+            # Among those of the same time it cannot be found.
             raise RecallHandleInvalid("the message has no unique id, and may be stored again")
         if handle.unique_id:
             if timer.due_ms not in same_time:

@@ -55,8 +55,8 @@ class TombstoneSearch:
                 self._by_name[one.timer.due_ms, name].append(one)
 
     async def run(self) -> list[bool | CometError]:
-        """Whether each message was recalled. MessageNotFound: nothing tells; FlowControl: the call
-        has read as much as it may, the messages stored first come first.
+        """Whether each message was recalled. MessageNotFound: nothing shows it; FlowControl: the
+        call has read as much as it may, the messages stored first come first.
         """
         low, end = self._store.queue_bounds(*TIMER_QUEUE)
         answers: dict[Sought, bool | CometError] = {}

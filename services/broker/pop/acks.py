@@ -95,7 +95,7 @@ class AckService:
 
     async def change(self, group: str, items: Sequence[ChangeItem]) -> list[Changed | CometError]:
         """Changes invisible times; the outcome of each item, when it is in the log. An item that
-        comes again, because its answer was lost, gets the same one while its messages are its
+        is repeated, because its answer was lost, gets the same one while its messages are its
         member's. Raises as :meth:`acknowledge`, and FlowControl.
         """
         _check_count(items)

@@ -239,7 +239,7 @@ class PopGroups:
 
     @asynccontextmanager
     async def leaving(self, group: str) -> AsyncIterator[None]:
-        """The group is about to pull instead. What its members have comes again in its retry topic,
+        """The group is about to pull instead. What its members have comes in its retry topic,
         so that nothing that they acknowledged comes a second time; but a group that consumes in
         order goes on at its floor.
         """

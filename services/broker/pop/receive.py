@@ -37,7 +37,7 @@ QUEUES_PER_CALL_MAX = 1_024  # of a group with more, a call looks at the next on
 QUEUES_PER_TURN = 64  # of the loop
 SCANS_MAX = 8  # pulls of a queue in one call that find nothing for the filter
 REPEATS_MAX = 10_000  # answers that can be repeated
-AGAIN_MS = 1_000  # for what no return tells: messages not to be seen yet, queues left out
+AGAIN_MS = 1_000  # for what no return announces: messages not to be seen yet, queues left out
 BURY_AGAIN_MS = 10_000  # until dead letters are tried again that could not be stored
 _ORDERED_BYTES = 256 * 1024  # that are looked at for messages of other message groups
 

@@ -18,7 +18,7 @@ from cometmq.messaging.pop.table import PopTable
 from cometmq.model import QueueKey
 from cometmq.rpc.tasks import wait_at_most
 
-TICK_S = 0.01  # leases that end within it are told together
+TICK_S = 0.01  # leases that end within it are announced together
 _STALE_MAX = 64  # times above twice the number of queues; then those of earlier leases go
 
 _GroupQueue = tuple[str, QueueKey]
@@ -83,7 +83,7 @@ class PopReturns:
         for group in self._pops.groups():
             for key, queue in self._pops.of_group(group).items():
                 now_ms = self._now_ms()
-                if queue.oldest_visible(now_ms) is not None:  # the writer before may not have told
+                if queue.oldest_visible(now_ms) is not None:  # the last writer may not have
                     self.came_back(group, key, max(1, queue.take_returned(now_ms)))
                 self._look(group, key, queue)
         while True:

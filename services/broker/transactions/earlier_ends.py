@@ -22,7 +22,7 @@ from cometmq.messaging.half_runs import EndedHalf
 from cometmq.messaging.transactions import Resolution
 from services.broker.transactions.names import End, HalfName, check_owner, not_found
 
-INDEX_LOOKS_MAX = 40  # for an end that comes again long after the first
+INDEX_LOOKS_MAX = 40  # for an end that is repeated long after the first
 INDEX_PAUSE_S = 0.05
 
 
@@ -52,7 +52,7 @@ class EarlierEnds:
         return ended
 
     async def _became(self, name: HalfName) -> EndedHalf:
-        """What the log tells of a half that ended long ago."""
+        """What the log has of a half that ended long ago."""
         if not 0 <= name.half_offset < self._table.end:
             raise not_found(name)
         half = await asyncio.to_thread(self._read_half, name)

@@ -187,7 +187,7 @@ class TransactionService:
             call.has_earlier = True
 
     def _span(self, group: str, name: HalfName) -> Span | None:
-        """Where the half stands; None: it is not open any more. Raises NoPermission,
+        """Where the half is; None: it is not open any more. Raises NoPermission,
         TransactionNotFound.
         """
         half = self.table.find(name.half_offset)
