@@ -14,7 +14,9 @@ from cometmq.model import QueueKey
 
 
 class Shown(Protocol):
-    """The storage of a writer."""
+    """The storage of a writer. ``sealed``: it is handing its role over."""
+
+    sealed: bool
 
     def bounds(self, key: QueueKey) -> tuple[int, int, int]: ...
 
@@ -35,9 +37,10 @@ def are_shown(storage: Shown, ends: Mapping[QueueKey, int]) -> bool:
 
 def uncertain(storage: Shown, ends: Mapping[QueueKey, int]) -> dict[QueueKey, OffsetNotAvailable]:
     """The queues whose readable maximum may lie below what was acknowledged or shown before
-    ``ends`` were read. Another member may have written since the lease of this one ended.
+    ``ends`` were read. Another member may have written since the lease of this one ended, or since
+    it was handed over, which this one may not have heard.
     """
-    if not storage.may_acknowledge():
+    if storage.sealed or not storage.may_acknowledge():
         error = OffsetNotAvailable("another member of the broker group may write now")
         return dict.fromkeys(ends, error)
     return {

@@ -213,6 +213,8 @@ class BaseStorage:
         self.recent = RecentAppends()
         self.moved = Notifier()  # notifies when the log has grown, or more of it is on disk
         self.failed = False  # the disk refused: nothing may be written any more
+        # Of a writer: nothing may be appended, the role is being handed over, or is lost.
+        self.sealed = False
         self.refusal = ""  # why retention refuses sends; empty: it does not
         self.look_wanted = asyncio.Event()  # retention should see how much room there is
         self.out_of_space = False  # the disk took no more since it looked last
@@ -379,7 +381,6 @@ class MemberStorage(BaseStorage):
         self.authority = authority
         self.shown = HighWatermarks()  # by which consumers see messages
         self.followers_flush_to = 0  # end of the newest batch that waits for followers' disks
-        self.sealed = False  # nothing may be appended: the role is being handed over, or is lost
         self._deposed = False
         self._alone = False  # in sync: then replicated means on our disk
         self._acks: dict[DurabilityClass, AckQueue] = {}

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from cometmq.errors import OffsetNotAvailable
 from cometmq.member.read import queue_ends
 
@@ -12,6 +14,7 @@ class Shown:
     def __init__(self) -> None:
         self.ends = {QUEUES[0]: (5, 7), QUEUES[1]: (3, 3)}
         self.is_writer = True
+        self.sealed = False
 
     def bounds(self, key: tuple[str, int]) -> tuple[int, int, int]:
         return 0, *self.ends[key]
@@ -30,10 +33,12 @@ def test_an_end_is_certain_when_all_is_shown_that_was_there_at_the_question() ->
     assert not queue_ends.uncertain(shown, ends)
 
 
-def test_a_writer_in_doubt_knows_no_end() -> None:
+@pytest.mark.parametrize("doubt", [{"is_writer": False}, {"sealed": True}])
+def test_a_writer_in_doubt_knows_no_end(doubt: dict[str, bool]) -> None:
+    """Its lease may be over, or handed over by a write that got no answer."""
     shown = Shown()
     ends = queue_ends.appended_ends(shown, QUEUES)
-    shown.is_writer = False
+    vars(shown).update(doubt)
     found = queue_ends.uncertain(shown, ends)
     assert set(found) == set(QUEUES)
     assert all(isinstance(error, OffsetNotAvailable) for error in found.values())
