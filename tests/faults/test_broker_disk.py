@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -139,10 +140,11 @@ async def test_a_disk_that_fails_to_sync_stops_the_broker(
 ) -> None:
     """No acknowledgement after a failed sync, and no clean mark."""
     really_flush = MessageStore.flush_log
-    broken = asyncio.Event()
+    broken, appended = threading.Event(), threading.Event()
 
     def flush_log(store: MessageStore) -> int:
         if broken.is_set():
+            assert appended.wait(30)
             raise store._failed(StoreFailed("fdatasync: Input/output error"))
         return really_flush(store)
 
@@ -158,6 +160,8 @@ async def test_a_disk_that_fails_to_sync_stops_the_broker(
             broken.set()
             await lane.put(*batch(("T", 0, [b"lost"])))
             answers.append(asyncio.create_task(lane.result()))
+            await until(lambda: broker.store.queue_bounds("T", 0)[1] == 2)
+            appended.set()
             await asyncio.Event().wait()  # until the broker gives up by itself
 
     with pytest.raises(ExceptionGroup) as stopped:
