@@ -160,8 +160,8 @@ class LogScan:
 
 
 def good_stretches(segments: Segments, start: int, stop: int) -> Iterator[tuple[LogScan, Stretch]]:
-    """The good records from ``start`` on, where one stands, with what reads their bytes, to the
-    first run of them that reaches ``stop``. Damaged places are passed over.
+    """The good records from ``start`` on, where one begins, with the scan that has their bytes, to
+    the first run of them that reaches ``stop``. Damaged places are passed over.
     """
     scan = LogScan(segments, start)
     while scan.end < stop:

@@ -180,23 +180,6 @@ class PopGroups:
         (level 0) so many ms, or for the dead letters (``retry.DEAD``). From now on their member
         cannot acknowledge them. Raises what appending raises; then they stay in the lease.
         """
-        self._note_sent_away(lease.number, first, mask)
-        try:
-            await self._send_away(group, key, lease, first, mask, level, delay_ms)
-        except BaseException:
-            self._note_sent_away(lease.number, first, 0, mask)
-            raise
-
-    async def _send_away(
-        self,
-        group: str,
-        key: QueueKey,
-        lease: Lease,
-        first: int,
-        mask: int,
-        level: int,
-        delay_ms: int,
-    ) -> None:
         queue, number, tries = self.pops.find(group, key), lease.number, max(0, lease.attempt - 1)
         generation = self.state.generations.of(*key).current
         offsets = list(offsets_of(mask, first))
@@ -204,14 +187,19 @@ class PopGroups:
             SendBackItem(*key, Position(generation, offset), level, tries=tries, delay_ms=delay_ms)
             for offset in offsets
         ]
-        answers = await self._retries.send_back(group, items)
-        for offset, answer in zip(offsets, answers, strict=True):
-            if isinstance(answer, MessageNotFound | StoreDamaged):
-                self.note_lost(group, key, offset, answer)
-            elif isinstance(answer, CometError):
-                raise answer
-        if self.pops.find(group, key) is queue and queue is not None:
-            self.finish(group, key, Done(number, first, mask))
+        self._note_sent_away(number, first, mask)
+        try:
+            answers = await self._retries.send_back(group, items)
+            for offset, answer in zip(offsets, answers, strict=True):
+                if isinstance(answer, MessageNotFound | StoreDamaged):
+                    self.note_lost(group, key, offset, answer)
+                elif isinstance(answer, CometError):
+                    raise answer
+            if self.pops.find(group, key) is queue and queue is not None:
+                self.finish(group, key, Done(number, first, mask))
+        except BaseException:
+            self._note_sent_away(number, first, 0, mask)
+            raise
 
     def _note_sent_away(self, number: int, first: int, added: int, removed: int = 0) -> None:
         """The messages ``added``, and not those ``removed``, bit 0 for ``first``."""
