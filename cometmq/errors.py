@@ -462,6 +462,16 @@ class ShapeConflict(ConflictError):
     )
 
 
+class LocalStateInvalid(ConflictError):
+    """The file of a local cluster's processes is not this user's, or is no such file."""
+
+    code = 3007
+    advice = (
+        "If you did not start this cluster, leave the folder alone. Else stop its processes, and "
+        "move the file away: stores in the folder stay, and the next cometmq local up finds them."
+    )
+
+
 class GroupInUse(ConflictError):
     """The consumer group has live members."""
 

@@ -23,6 +23,7 @@ from cometmq.admin.commandline import (
 )
 from cometmq.admin.connection import Connection
 from cometmq.clock import SystemClock
+from cometmq.errors import LocalStateInvalid
 from cometmq.rpc.secret import open_secret
 
 
@@ -73,7 +74,12 @@ def connection_to(namesrv: str | None, secret_file: Path | None) -> Connection:
     """The way to the cluster that was named, else to the local one, else a usage error. The local
     cluster's secret goes with its name servers, however they were named.
     """
-    cluster = local.status(Path(os.environ.get("COMETMQ_LOCAL_DIR") or DEFAULT_DIRECTORY))
+    try:
+        cluster = local.status(Path(os.environ.get("COMETMQ_LOCAL_DIR") or DEFAULT_DIRECTORY))
+    except LocalStateInvalid:
+        if not namesrv:
+            raise
+        cluster = None
     own = list(filter(None, cluster.namesrv.split(";"))) if cluster else []
     if not namesrv and not own:
         raise click.UsageError(

@@ -19,33 +19,67 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import secrets
 import shutil
 import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from cometmq import native
 from cometmq.admin import processes
-from cometmq.admin.processes import POLL_INTERVAL_S, ProcessId
+from cometmq.admin.local_state import (
+    BROKER,
+    MEMBER,
+    NAMESRV,
+    PROCESSES_MAX,
+    PULLHOLD,
+    SECRET_FILE,
+    SECRET_OPTION,
+    STATE_FILE,
+    STOPPED_FILE,
+    LocalCluster,
+    LocalProcess,
+    Shape,
+    announcement,
+    group_and_id,
+    is_process,
+    known,
+    save,
+    status,
+    with_data,
+)
+from cometmq.admin.processes import POLL_INTERVAL_S
 from cometmq.errors import ClusterRunning, InvalidRequest, ProcessFailed, ShapeConflict
 from cometmq.flight_recorder import ENTRIES_VARIABLE
 
-STATE_FILE = "local.json"
-STOPPED_FILE = "stopped.json"
+__all__ = [
+    "BROKER",
+    "MEMBER",
+    "NAMESRV",
+    "SECRET_FILE",
+    "SECRET_OPTION",
+    "LocalCluster",
+    "LocalProcess",
+    "Shape",
+    "down",
+    "known",
+    "left_by_purge",
+    "status",
+    "up",
+]
+
 LEASES = "leases"
-SECRET_OPTION = "internal_secret_file"  # the one broker option that all processes get
-SECRET_FILE = "internal-secret"
-NAMESRV = "namesrv"
-BROKER = "broker"  # a group of one member, without a lease
-MEMBER = "haslave"  # of a group with slaves: born a follower, one of them becomes the writer
-PULLHOLD = "pullhold"
-PROCESSES_MAX = 64
+# What processes make in their folders, and `down --purge` removes.
+FILES_OF_A_PROCESS = (
+    "log.txt",
+    "ready.json",
+    "store",
+    *(f"kvConfig.json{end}" for end in ("", ".tmp", ".bak", ".bak.tmp")),
+)
 # A broker writes its log files full size before it uses them, and takes the room for its index
 # files: small ones start fast and are enough.
 BROKER_OPTIONS = {
@@ -56,92 +90,6 @@ BROKER_OPTIONS = {
     "hand_over_at_stop": "false",
 }
 _LOG_TAIL_LINES = 15
-_MEMBER_NAME = re.compile(r"g(?P<group>\d{1,2})(?:-(?P<member>\d))?")
-
-
-@dataclass(frozen=True, slots=True)
-class LocalProcess:
-    """One process of a local cluster. Addresses are empty until it has announced itself."""
-
-    name: str  # namesrv-1, pullhold-1, …; the broker group: g1, …; with slaves its members: g1-0, …
-    kind: str  # NAMESRV, BROKER, MEMBER or PULLHOLD
-    pid: int
-    start_ticks: int
-    address: str = ""
-    internal_address: str = ""  # members of broker groups only
-    metrics_address: str = ""
-    log_start: int = 0  # size of its log file when it was started: what earlier runs wrote
-
-    @property
-    def id(self) -> ProcessId:
-        return ProcessId(self.pid, self.start_ticks)
-
-    @property
-    def alive(self) -> bool:
-        return self.id.alive()
-
-    @property
-    def broker_group(self) -> str:
-        """Which it belongs to; empty for other kinds of processes."""
-        return _group_and_id(self.name, self.kind)[0]
-
-    @property
-    def member_id(self) -> int:
-        """Its number within its broker group."""
-        return _group_and_id(self.name, self.kind)[1]
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """How many processes of each kind a cluster has."""
-
-    namesrvs: int = 1
-    brokers: int = 2  # broker groups
-    slaves: int = 0  # of each broker group; 0: its broker has no followers
-    pullholds: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class LocalCluster:
-    """What runs in a folder."""
-
-    directory: Path
-    processes: tuple[LocalProcess, ...]
-    options: dict[str, str] = field(default_factory=dict)  # broker options, name → value
-    shape: Shape = field(default_factory=Shape)  # that it was started with
-
-    def of_kind(self, kind: str) -> tuple[LocalProcess, ...]:
-        return tuple(process for process in self.processes if process.kind == kind)
-
-    @property
-    def brokers(self) -> tuple[LocalProcess, ...]:
-        """Members of broker groups: brokers without followers, writers, slaves."""
-        return tuple(process for process in self.processes if process.broker_group)
-
-    @property
-    def broker_groups(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(process.broker_group for process in self.brokers))
-
-    @property
-    def pullholds(self) -> tuple[LocalProcess, ...]:
-        return self.of_kind(PULLHOLD)
-
-    @property
-    def namesrv(self) -> str:
-        """The name servers' addresses in the form that every client takes."""
-        return ";".join(process.address for process in self.of_kind(NAMESRV))
-
-    @property
-    def secret_file(self) -> Path | None:
-        """The option of that name, else the folder's own: what its processes, and those who
-        operate it, prove to each other. An empty option means none.
-        """
-        own = self.directory / SECRET_FILE
-        given = self.options.get(SECRET_OPTION, str(own) if own.exists() else "")
-        return Path(given) if given else None
-
-    def log(self, name: str) -> Path:
-        return self.directory / name / "log.txt"
 
 
 async def up(
@@ -184,7 +132,7 @@ async def up(
     had = {process.name: process for process in before.processes}
     if any(process.alive for process in before.processes):
         _refuse_contradictions(before, {**counts, **options})
-    if without_broker := sorted(_with_data(before.directory) - set(names)):
+    if without_broker := sorted(with_data(before.directory) - set(names)):
         raise ShapeConflict(
             f"{before.directory} has the messages of {', '.join(without_broker)}, which would have "
             f"no broker. It was started with {as_given(before)}"
@@ -203,10 +151,10 @@ async def up(
             missing = [name for name in members if name not in {p.name for p in cluster.processes}]
             wave = [_start(cluster, name, names[name], had.get(name)) for name in missing]
             started += wave
-            _save(_with(cluster, wave, names))
+            save(_with(cluster, wave, names))
             ready = await _ready(cluster, wave, deadline_s)
             cluster = _with(cluster, ready, names)
-            _save(cluster)
+            save(cluster)
     except BaseException:
         await processes.stop([process.id for process in started], grace_s=5.0)
         # The next `up` ignores what this call changed: its options, processes without ports.
@@ -214,8 +162,8 @@ async def up(
         observed = {name: process for name, process in failed.items() if process.address}
         kept = replace(before, processes=tuple({**failed, **had, **observed}.values()))
         # It ignores the shape, too, unless brokers that only this shape has made stores.
-        strangers = _with_data(directory) - set(_names(before.shape))
-        _save(replace(kept, shape=shape) if strangers else kept)
+        strangers = with_data(directory) - set(_names(before.shape))
+        save(replace(kept, shape=shape) if strangers else kept)
         raise
     (directory / STOPPED_FILE).unlink(missing_ok=True)
     return cluster
@@ -224,8 +172,9 @@ async def up(
 async def down(directory: Path, *, grace_s: float = 20.0, purge: bool = False) -> int:
     """Stop what runs in the folder: pullholds, then members of broker groups, then name servers.
 
-    Kills what has not stopped after ``grace_s``. ``purge`` removes the data too. Returns how many
-    processes were stopped; nothing running is no error.
+    Kills what has not stopped after ``grace_s``. ``purge`` removes the data too, but no file that
+    a local cluster does not make. Returns how many processes were stopped; nothing running is no
+    error. Raises LocalStateInvalid as :func:`status` does; then nothing was stopped or removed.
     """
     cluster = known(directory)
     if cluster is None:
@@ -237,50 +186,35 @@ async def down(directory: Path, *, grace_s: float = 20.0, purge: bool = False) -
         os.replace(directory / STATE_FILE, directory / STOPPED_FILE)
     if purge:
         names = {process.name for process in cluster.processes} | set(_names(cluster.shape))
-        for name in names | _with_data(directory):
-            shutil.rmtree(directory / name, ignore_errors=True)
-        shutil.rmtree(directory / LEASES, ignore_errors=True)
-        (directory / SECRET_FILE).unlink(missing_ok=True)
-        (directory / STOPPED_FILE).unlink(missing_ok=True)
+        for name in names | with_data(directory):
+            _remove(directory / name, FILES_OF_A_PROCESS)
+            with suppress(OSError):  # not empty, or not there
+                (directory / name).rmdir()
+        _remove(directory, (LEASES, SECRET_FILE, STOPPED_FILE))
     return stopped
 
 
-def status(directory: Path) -> LocalCluster | None:
-    """What was started in the folder and not taken down; None when nothing was."""
-    return _load(directory, STATE_FILE)
+def left_by_purge(directory: Path) -> list[Path]:
+    """The files in folders of processes that no local cluster makes; ``down`` leaves them."""
+    folders = [path for path in directory.glob("*") if path.is_dir() and is_process(path.name)]
+    return sorted(path for folder in folders for path in folder.iterdir())
 
 
-def known(directory: Path) -> LocalCluster | None:
-    """What was started in the folder, or taken down. Without both files, the smallest cluster that
-    has the brokers whose messages lie in the folder. None: the folder has neither.
-    """
-    found = status(directory) or _load(directory, STOPPED_FILE)
-    members = _with_data(directory)
-    if found is not None or not members:
-        return found
-    matches = [match for name in members if (match := _MEMBER_NAME.fullmatch(name)) is not None]
-    brokers = max((int(match["group"]) for match in matches), default=Shape().brokers)
-    slaves = max((int(match["member"] or 0) for match in matches), default=0)
-    return LocalCluster(directory.resolve(), (), shape=Shape(brokers=brokers, slaves=slaves))
+def _remove(folder: Path, made: Iterable[str]) -> None:
+    """Remove what a local cluster made in ``folder``. Of a symbolic link the target stays."""
+    if folder.is_symlink():
+        folder.unlink()
+        return
+    for path in (folder / name for name in made):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                path.unlink()
 
 
 def _resolved(path: Path) -> Path:
     return path.resolve()
-
-
-def _load(directory: Path, file: str) -> LocalCluster | None:
-    try:
-        state = json.loads((directory / file).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    members = tuple(LocalProcess(**process) for process in state["processes"])
-    shape = Shape(**state.get("shape", {}))
-    return LocalCluster(directory.resolve(), members, state["options"], shape)
-
-
-def _with_data(directory: Path) -> set[str]:
-    """The members of broker groups whose messages lie in the folder."""
-    return {store.parent.name for store in directory.glob("g*/store") if store.is_dir()}
 
 
 def _make_secret(directory: Path) -> None:
@@ -322,20 +256,12 @@ def _waves(names: Mapping[str, str]) -> Iterator[list[str]]:
 
     def of(kind: str, first: bool | None = None) -> list[str]:
         found = [name for name, its in names.items() if its == kind]
-        return [n for n in found if first is None or (_group_and_id(n, kind)[1] == 0) is first]
+        return [n for n in found if first is None or (group_and_id(n, kind)[1] == 0) is first]
 
     yield of(NAMESRV)
     yield of(BROKER) + of(MEMBER, first=True)
     yield of(MEMBER, first=False)
     yield of(PULLHOLD)
-
-
-def _group_and_id(name: str, kind: str) -> tuple[str, int]:
-    """Broker group and member id of a process."""
-    if kind == BROKER:
-        return name, 0
-    group, _, member_id = name.rpartition("-")
-    return (group, int(member_id)) if kind == MEMBER else ("", 0)
 
 
 def _with(
@@ -373,7 +299,7 @@ def _start(
 ) -> LocalProcess:
     folder = cluster.directory / name
     folder.mkdir(parents=True, exist_ok=True)
-    _announcement(cluster, name).unlink(missing_ok=True)
+    announcement(cluster.directory, name).unlink(missing_ok=True)
     command = _command(cluster, name, kind, before)
     # Services take their options from COMETMQ_… too; what is set here is meant for the command.
     environment = {
@@ -384,7 +310,14 @@ def _start(
     log = cluster.log(name)
     log_start = log.stat().st_size if log.exists() else 0
     found = processes.spawn(command, log, environment)
-    return LocalProcess(name, kind, found.pid, found.start_ticks, log_start=log_start)
+    return LocalProcess(
+        name,
+        kind,
+        found.pid,
+        found.start_ticks,
+        log_start=log_start,
+        announcement=announcement(cluster.directory, name),
+    )
 
 
 def _command(cluster: LocalCluster, name: str, kind: str, before: LocalProcess | None) -> list[str]:
@@ -396,14 +329,14 @@ def _command(cluster: LocalCluster, name: str, kind: str, before: LocalProcess |
         "listen_host": "127.0.0.1",
         "port": port(before.address if before else ""),
         "metrics_port": _free_port(before.metrics_address if before else ""),
-        "announce_file": str(_announcement(cluster, name)),
+        "announce_file": str(announcement(cluster.directory, name)),
     }
     if kind == NAMESRV:
         flags |= {"kv_config_path": str(folder / "kvConfig.json")}
     else:
         flags |= {"cluster": "local", "namesrv": cluster.namesrv}
     if kind in (BROKER, MEMBER):
-        group, member_id = _group_and_id(name, kind)
+        group, member_id = group_and_id(name, kind)
         flags |= {
             "internal_port": port(before.internal_address if before else ""),
             "broker_group": group,
@@ -416,7 +349,7 @@ def _command(cluster: LocalCluster, name: str, kind: str, before: LocalProcess |
     if cluster.secret_file:
         flags |= {SECRET_OPTION: str(cluster.secret_file)}
     if kind == MEMBER:
-        lease = cluster.directory / LEASES / f"{_group_and_id(name, kind)[0]}.json"
+        lease = cluster.directory / LEASES / f"{group_and_id(name, kind)[0]}.json"
         flags.setdefault("lease", lease.as_uri())
     flat = [text for key, value in flags.items() for text in (f"--{key}", value)]
     return [sys.executable, "-P", "-m", f"services.{kind}", *flat]
@@ -462,13 +395,9 @@ def _unready(cluster: LocalCluster, waiting: Sequence[LocalProcess]) -> list[Loc
     return unready
 
 
-def _announcement(cluster: LocalCluster, name: str) -> Path:
-    return cluster.directory / name / "ready.json"
-
-
 def _announced(cluster: LocalCluster, process: LocalProcess) -> LocalProcess | None:
     try:
-        said: dict[str, Any] = json.loads(_announcement(cluster, process.name).read_text())
+        said: dict[str, Any] = json.loads(process.announcement.read_text())
     except FileNotFoundError:
         return None
     return replace(
@@ -484,16 +413,3 @@ def _failed(cluster: LocalCluster, process: LocalProcess, what: str) -> ProcessF
     lines = log.read_bytes()[process.log_start :].decode(errors="replace").splitlines()
     tail = "\n".join(f"    {line}" for line in lines[-_LOG_TAIL_LINES:])
     return ProcessFailed(f"{process.name} {what}; the end of {log}:\n{tail or '    (empty)'}")
-
-
-def _save(cluster: LocalCluster) -> None:
-    """Write the state file in one step: a reader sees the old state or the new one."""
-    state = {
-        "shape": asdict(cluster.shape),
-        "options": cluster.options,
-        "processes": [asdict(process) for process in cluster.processes],
-    }
-    cluster.directory.mkdir(parents=True, exist_ok=True)
-    temporary = cluster.directory / f"{STATE_FILE}.tmp"
-    temporary.write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, cluster.directory / STATE_FILE)

@@ -74,6 +74,9 @@ def local_up(
 def local_down(directory: Path, purge: bool, output: str) -> None:
     """Stop the cluster; messages stay for the next `up`."""
     stopped = asyncio.run(local.down(directory, purge=purge))
+    if purge and (left := local.left_by_purge(directory)):
+        names = ", ".join(str(path) for path in left)
+        click.echo(f"not removed, because no local cluster made it: {names}", err=True)
     render.show(StoppedView(str(directory.resolve()), stopped, purge), output)
 
 

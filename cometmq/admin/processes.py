@@ -1,7 +1,8 @@
 """One detached process: start it, recognise it again later, stop it.
 
 A process is known by its pid *and* its start time, because the machine hands out a pid again: what
-we stop is what we started. Linux only, like the services themselves.
+we stop is what we started. Where both were read from a file, an argument of the command line proves
+whose process it is. Linux only, like the services themselves.
 """
 
 from __future__ import annotations
@@ -26,15 +27,22 @@ class ProcessId:
 
     pid: int
     start_ticks: int  # kernel clock ticks from boot to the start of the process
+    argument: str = ""  # that its command line has, if anything is known of it
 
     def alive(self) -> bool:
-        """True while it runs; a zombie does not."""
+        """True while the process runs and has the argument. A zombie does not run.
+
+        A process has no command line while it becomes another program.
+        """
         with suppress(ChildProcessError):  # the process was started by another one
             os.waitpid(self.pid, os.WNOHANG)
         fields = _stat(self.pid)
         if fields is None or fields[_STATE] in "ZX":
             return False
-        return int(fields[_START_TICKS]) == self.start_ticks
+        if int(fields[_START_TICKS]) != self.start_ticks:
+            return False
+        line = _command_line(self.pid)
+        return not self.argument or not line or self.argument in line
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, unless the process is gone."""
@@ -91,3 +99,11 @@ def _stat(pid: int) -> list[str] | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     return text.rpartition(")")[2].split()
+
+
+def _command_line(pid: int) -> list[str]:
+    try:
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return []
+    return os.fsdecode(arguments).split("\0") if arguments else []

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import os
 import signal
 import socket
 import sys
@@ -10,7 +12,13 @@ import pytest
 
 from cometmq.admin import local, processes
 from cometmq.admin.local import LocalCluster, LocalProcess
-from cometmq.errors import ClusterRunning, InvalidRequest, ProcessFailed, ShapeConflict
+from cometmq.errors import (
+    ClusterRunning,
+    InvalidRequest,
+    LocalStateInvalid,
+    ProcessFailed,
+    ShapeConflict,
+)
 from cometmq.rpc.secret import read_secrets
 
 # Stands in for a service: announces itself as the real ones do, then waits to be stopped.
@@ -355,3 +363,89 @@ async def test_a_cluster_that_runs_without_a_secret_gets_none(directory: Path) -
     options = {local.SECRET_OPTION: ""}
     wanted_none = await local.up(directory, options=options, own_secret=True)
     assert wanted_none.secret_file is None
+
+
+CLAIM = {"kind": "broker", "pid": 2**22 + 1, "start_ticks": 1, "address": "127.0.0.1:1"}
+
+
+def claim(directory: Path, **process: object) -> None:
+    """A state file as another hand may write it."""
+    directory.mkdir(exist_ok=True)
+    state = {"shape": {}, "options": {}, "processes": [{"name": "g1", **CLAIM, **process}]}
+    (directory / "local.json").write_text(json.dumps(state))
+
+
+@pytest.mark.parametrize(
+    "process",
+    [
+        {"name": "../../keep"},
+        {"name": "/keep"},
+        {"name": "keep"},
+        {"name": "g1/../../keep"},
+        {"name": "namesrv-1"},
+        {"kind": "keep"},
+        {"pid": "1"},
+        {"pid": -1},
+        {"address": "$(touch keep):1"},
+        {"address": 1},
+        {"more": 1},
+    ],
+)
+async def test_a_state_that_no_local_cluster_has_is_refused(
+    tmp_path: Path, process: dict[str, object]
+) -> None:
+    directory = tmp_path / "a" / "b"
+    directory.parent.mkdir()
+    (tmp_path / "keep").mkdir()
+    claim(directory, **process)
+    for call in (local.down(directory, purge=True), local.up(directory)):
+        with pytest.raises(LocalStateInvalid, match=r"local\.json is not the state of a local"):
+            await call
+    assert (tmp_path / "keep").is_dir()
+    assert left_in(directory) == ["local.json"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "{}", "\xff", "[" * 99_999, '"' + "x" * 2**20])
+def test_any_bytes_are_refused_by_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / "local.json").write_text(text, encoding="latin-1")
+    with pytest.raises(LocalStateInvalid, match="not the state of a local cluster"):
+        local.status(tmp_path)
+
+
+async def test_a_process_of_somebody_else_is_left_alone(directory: Path, tmp_path: Path) -> None:
+    """Its pid and its start time are right, but it is not this folder's process."""
+    other = await local.up(tmp_path / "other", broker_count=1)
+    foreign = other.brokers[0]
+    claim(directory, pid=foreign.pid, start_ticks=foreign.start_ticks)
+    assert await local.down(directory) == 0
+    assert foreign.alive
+    await local.down(tmp_path / "other")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root is missing")
+def test_a_state_of_another_user_is_not_believed(tmp_path: Path) -> None:
+    claim(tmp_path)
+    os.chown(tmp_path / "local.json", 12345, -1)
+    with pytest.raises(LocalStateInvalid, match="belongs to user 12345"):
+        local.status(tmp_path)
+
+
+async def test_purge_removes_what_the_cluster_made_and_nothing_else(
+    directory: Path, tmp_path: Path
+) -> None:
+    await local.up(directory, broker_count=2)
+    with_data(directory)
+    await local.down(directory)
+    mine = [directory / "g1" / "notes", directory / "graphs" / "store" / "picture"]
+    for path in mine:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    volume = tmp_path / "volume"
+    (directory / "g2" / "store").rename(volume)
+    (volume / "picture").touch()
+    (directory / "g2" / "store").symlink_to(volume)
+    await local.down(directory, purge=True)
+    assert left_in(directory) == ["g1", "graphs"]
+    assert left_in(directory / "g1") == ["notes"]
+    assert local.left_by_purge(directory) == mine[:1]
+    assert all(path.exists() for path in (*mine, volume / "picture"))
