@@ -95,4 +95,5 @@ def message_view(message: broker_pb2.StoredMessage) -> MessageView:
         body_bytes=len(body),
         body_text=text,
         body_base64=base64.b64encode(body).decode(),
+        withheld=message.withheld,
     )

@@ -66,7 +66,9 @@ def show_message(message: views.MessageView, form: str) -> None:
     facts += [f"keys={','.join(message.keys)}"] if message.keys else []
     facts += [f"{name}={value}" for name, value in message.properties.items()]
     body = message.body_text
-    if body is None:
+    if message.withheld:
+        body = "(withheld: the message waits, and no client may read it)"
+    elif body is None:
         kind = "compressed" if message.compressed else "not text"
         body = f"({message.body_bytes} bytes, {kind}; --output json shows them)"
     console = Console(soft_wrap=True, markup=False, highlight=False)

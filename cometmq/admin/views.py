@@ -554,6 +554,7 @@ class MessageView:
     body_bytes: int
     body_text: str | None  # None: not UTF-8
     body_base64: str = field(repr=False)
+    withheld: bool = False  # it waits, and no client may read its content
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,11 @@ def is_system(name: str) -> bool:
     return system_access(name) is not None
 
 
+def is_closed(name: str) -> bool:
+    """Whether no client may read or write the topic: its messages wait for their time or an end."""
+    return system_access(name) == _CLOSED
+
+
 def check_attributes(attributes: Iterable[tuple[str, str]]) -> None:
     """Raises ``ValueError`` for more than a topic may have of RocketMQ's attributes: 32, in order
     of their names, 4,096 printable ASCII characters in all, neither ``"`` nor ``\\``.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
@@ -23,9 +25,14 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
     from prometheus_client.registry import RestrictedRegistry
 
+_log = logging.getLogger(__name__)
+
 # The server looks so often whether it is to stop; a connection makes it look too. Each look wakes
 # an idle process.
 LOOK_S = 3600.0
+# Prometheus needs one connection. Each has a thread; a peer may keep it waiting so long.
+CONNECTIONS_MAX = 16
+SILENCE_S_MAX = 5.0
 
 
 class MetricsServer:
@@ -76,22 +83,56 @@ def start_metrics_server(
         raise ConfigInvalid(f"option metrics_port: {host}:{port}: {error.strerror}") from error
 
 
-class _Silent(WSGIRequestHandler):
-    """Scrapes are no events."""
+class _Handler(WSGIRequestHandler):
+    """Gives up a peer that sends or takes nothing. Neither this nor a scrape is an event."""
+
+    timeout = SILENCE_S_MAX
 
     def log_message(self, *_: object) -> None:
         pass
 
 
-def _listen(app: WSGIApplication, host: str, port: int) -> ThreadingWSGIServer:
+class _Server(ThreadingWSGIServer):
+    """Has at most CONNECTIONS_MAX connections: a new one replaces the oldest."""
+
+    request_queue_size = CONNECTIONS_MAX
+
+    def __init__(self, *arguments: Any) -> None:
+        self._lock = threading.Lock()
+        self._connections: dict[socket.socket, None] = {}  # oldest first
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            if len(self._connections) >= CONNECTIONS_MAX:
+                oldest = next(iter(self._connections))
+                del self._connections[oldest]
+                with contextlib.suppress(OSError):  # its peer has gone
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread ends and closes it
+            self._connections[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._connections.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A peer that breaks a connection is no event either; a fault of ours is."""
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            _log.exception("metrics request failed")
+
+
+def _listen(app: WSGIApplication, host: str, port: int) -> _Server:
     [(family, *_, address), *_] = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
 
-    class Server(ThreadingWSGIServer):
+    class Server(_Server):
         address_family = family
 
-    return make_server(str(address[0]), port, app, Server, _Silent)
+    return make_server(str(address[0]), port, app, Server, _Handler)
 
 
 def _with_trace(app: WSGIApplication, trace: Callable[[int], str]) -> WSGIApplication:

@@ -1571,6 +1571,7 @@ class StoredMessage(_message.Message):
     STORE_HOST_FIELD_NUMBER: _builtins.int
     RECONSUME_TIMES_FIELD_NUMBER: _builtins.int
     UNIQUE_ID_FIELD_NUMBER: _builtins.int
+    WITHHELD_FIELD_NUMBER: _builtins.int
     message_id: _builtins.str
     """`<broker group>/<log offset>`."""
     queue_offset: _builtins.int
@@ -1597,6 +1598,8 @@ class StoredMessage(_message.Message):
     """How often the message was sent back and delivered again, from 0."""
     unique_id: _builtins.str
     """The producer's unique id (property UNIQ_KEY); empty = none."""
+    withheld: _builtins.bool
+    """The message lies in a topic that no client may read: body, tag, keys, flag and the user's properties are left out."""
     @_builtins.property
     def queue(self) -> _common_pb2.QueueRef:
         """Where it lies."""
@@ -1628,10 +1631,11 @@ class StoredMessage(_message.Message):
         store_host: _builtins.str = ...,
         reconsume_times: _builtins.int = ...,
         unique_id: _builtins.str = ...,
+        withheld: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "born_host", b"born_host", "born_time_ms", b"born_time_ms", "flag", b"flag", "keys", b"keys", "log_offset", b"log_offset", "message_id", b"message_id", "properties", b"properties", "queue", b"queue", "queue_offset", b"queue_offset", "reconsume_times", b"reconsume_times", "store_host", b"store_host", "store_time_ms", b"store_time_ms", "sys_flag", b"sys_flag", "tag", b"tag", "unique_id", b"unique_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "born_host", b"born_host", "born_time_ms", b"born_time_ms", "flag", b"flag", "keys", b"keys", "log_offset", b"log_offset", "message_id", b"message_id", "properties", b"properties", "queue", b"queue", "queue_offset", b"queue_offset", "reconsume_times", b"reconsume_times", "store_host", b"store_host", "store_time_ms", b"store_time_ms", "sys_flag", b"sys_flag", "tag", b"tag", "unique_id", b"unique_id", "withheld", b"withheld"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -369,7 +369,8 @@ class BrokerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetMessage(self, request, context):
-        """One message by its id. A read. Errors: MESSAGE_ID_INVALID, MESSAGE_NOT_FOUND. Deadline 3 s.
+        """One message by its id. Of a message that waits for its time or for the end of its transaction the content is withheld.
+        A read. Errors: MESSAGE_ID_INVALID, MESSAGE_NOT_FOUND. Deadline 3 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -377,7 +378,8 @@ class BrokerServiceServicer:
 
     def QueryMessages(self, request, context):
         """The messages of a topic that have a key, or the one with a unique id, newest first, as far as they can be read and
-        the key index has come. A read. Errors: TOPIC_NOT_FOUND, INVALID_REQUEST, INDEX_DISABLED. Deadline 10 s.
+        the key index has come. Content is withheld as by GetMessage. A read. Errors: TOPIC_NOT_FOUND, INVALID_REQUEST, INDEX_DISABLED;
+        NO_PERMISSION: records of a topic that no client may read. Deadline 10 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

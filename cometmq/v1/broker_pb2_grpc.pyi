@@ -169,10 +169,13 @@ class BrokerServiceStub:
     QUEUE_NOT_FOUND; with end_wanted OFFSET_NOT_AVAILABLE, NOT_WRITER. Deadline 3 s.
     """
     GetMessage: _grpc.UnaryUnaryMultiCallable[_broker_pb2.GetMessageRequest, _broker_pb2.GetMessageResponse]
-    """One message by its id. A read. Errors: MESSAGE_ID_INVALID, MESSAGE_NOT_FOUND. Deadline 3 s."""
+    """One message by its id. Of a message that waits for its time or for the end of its transaction the content is withheld.
+    A read. Errors: MESSAGE_ID_INVALID, MESSAGE_NOT_FOUND. Deadline 3 s.
+    """
     QueryMessages: _grpc.UnaryUnaryMultiCallable[_broker_pb2.QueryMessagesRequest, _broker_pb2.QueryMessagesResponse]
     """The messages of a topic that have a key, or the one with a unique id, newest first, as far as they can be read and
-    the key index has come. A read. Errors: TOPIC_NOT_FOUND, INVALID_REQUEST, INDEX_DISABLED. Deadline 10 s.
+    the key index has come. Content is withheld as by GetMessage. A read. Errors: TOPIC_NOT_FOUND, INVALID_REQUEST, INDEX_DISABLED;
+    NO_PERMISSION: records of a topic that no client may read. Deadline 10 s.
     """
     QueryOffsetsByTime: _grpc.UnaryUnaryMultiCallable[_broker_pb2.QueryOffsetsByTimeRequest, _broker_pb2.QueryOffsetsByTimeResponse]
     """Which message of each queue was stored at a time. A read. Errors: INVALID_REQUEST, LIMIT_EXCEEDED; inside an item:
@@ -325,10 +328,13 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     QUEUE_NOT_FOUND; with end_wanted OFFSET_NOT_AVAILABLE, NOT_WRITER. Deadline 3 s.
     """
     GetMessage: _aio.UnaryUnaryMultiCallable[_broker_pb2.GetMessageRequest, _broker_pb2.GetMessageResponse]  # type: ignore[assignment]
-    """One message by its id. A read. Errors: MESSAGE_ID_INVALID, MESSAGE_NOT_FOUND. Deadline 3 s."""
+    """One message by its id. Of a message that waits for its time or for the end of its transaction the content is withheld.
+    A read. Errors: MESSAGE_ID_INVALID, MESSAGE_NOT_FOUND. Deadline 3 s.
+    """
     QueryMessages: _aio.UnaryUnaryMultiCallable[_broker_pb2.QueryMessagesRequest, _broker_pb2.QueryMessagesResponse]  # type: ignore[assignment]
     """The messages of a topic that have a key, or the one with a unique id, newest first, as far as they can be read and
-    the key index has come. A read. Errors: TOPIC_NOT_FOUND, INVALID_REQUEST, INDEX_DISABLED. Deadline 10 s.
+    the key index has come. Content is withheld as by GetMessage. A read. Errors: TOPIC_NOT_FOUND, INVALID_REQUEST, INDEX_DISABLED;
+    NO_PERMISSION: records of a topic that no client may read. Deadline 10 s.
     """
     QueryOffsetsByTime: _aio.UnaryUnaryMultiCallable[_broker_pb2.QueryOffsetsByTimeRequest, _broker_pb2.QueryOffsetsByTimeResponse]  # type: ignore[assignment]
     """Which message of each queue was stored at a time. A read. Errors: INVALID_REQUEST, LIMIT_EXCEEDED; inside an item:
@@ -598,7 +604,9 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _broker_pb2.GetMessageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.GetMessageResponse, _abc.Awaitable[_broker_pb2.GetMessageResponse]]:
-        """One message by its id. A read. Errors: MESSAGE_ID_INVALID, MESSAGE_NOT_FOUND. Deadline 3 s."""
+        """One message by its id. Of a message that waits for its time or for the end of its transaction the content is withheld.
+        A read. Errors: MESSAGE_ID_INVALID, MESSAGE_NOT_FOUND. Deadline 3 s.
+        """
 
     @_abc_1.abstractmethod
     def QueryMessages(
@@ -607,7 +615,8 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.QueryMessagesResponse, _abc.Awaitable[_broker_pb2.QueryMessagesResponse]]:
         """The messages of a topic that have a key, or the one with a unique id, newest first, as far as they can be read and
-        the key index has come. A read. Errors: TOPIC_NOT_FOUND, INVALID_REQUEST, INDEX_DISABLED. Deadline 10 s.
+        the key index has come. Content is withheld as by GetMessage. A read. Errors: TOPIC_NOT_FOUND, INVALID_REQUEST, INDEX_DISABLED;
+        NO_PERMISSION: records of a topic that no client may read. Deadline 10 s.
         """
 
     @_abc_1.abstractmethod

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
-from cometmq.errors import IndexDisabled, InvalidRequest, TopicNotFound
+from cometmq.errors import IndexDisabled, InvalidRequest, NoPermission, TopicNotFound
 from cometmq.format import properties, record
+from cometmq.format.delayed import SCHEDULE_TOPIC
+from cometmq.format.halves import HALF_TOPIC
+from cometmq.format.timers import TIMER_TOPIC
 from cometmq.rpc.interceptors import from_proto
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
@@ -96,6 +99,41 @@ async def test_messages_are_found_by_key_within_a_time(tmp_path: Path) -> None:
         first, last = everything[12].store_time_ms, everything[4].store_time_ms
         answer = await query(broker, "T", key="k", begin_ms=first, end_ms=last, form=form)
         assert list(answer.messages) == [m for m in everything if first <= m.store_time_ms <= last]
+
+
+@pytest.mark.parametrize(
+    ("topic", "waits"),
+    [
+        (SCHEDULE_TOPIC, {"delay_level": 5}),
+        (TIMER_TOPIC, {"delay_ms": 3_600_000}),
+        (HALF_TOPIC, {"producer_group": "P"}),
+    ],
+)
+async def test_of_a_message_that_waits_nobody_reads_the_content(
+    tmp_path: Path, topic: str, waits: dict[str, Any]
+) -> None:
+    """What a pull refuses is not read by id or by key either; where the message lies is told."""
+    async with running_broker(tmp_path) as broker:
+        await broker.put_topic("T")
+        outgoing = pb.OutgoingMessage(
+            topic="T", queue_id=0, body=b"secret", tag="secret", keys=["k"],
+            properties={"p": "secret"}, **waits,
+        )  # fmt: skip
+        await broker.stub.Send(pb.SendRequest(messages=[outgoing]))
+        await indexed(broker, broker.store.appended_offset)
+        form = pb.MESSAGE_FORM_MESSAGES
+        (by_key,) = (await query(broker, topic, key="k", form=form)).messages
+        asked = pb.GetMessageRequest(message_id=by_key.message_id)
+        by_id = (await broker.stub.GetMessage(asked)).message
+        for found in (by_id, by_key):
+            assert (found.queue.topic, found.log_offset, found.withheld) == (
+                topic,
+                by_key.log_offset,
+                True,
+            )
+            assert found.properties["REAL_TOPIC"] == "T"
+            assert b"secret" not in found.SerializeToString()
+        assert isinstance(await refusal(query(broker, topic, key="k")), NoPermission)
 
 
 async def test_what_cannot_be_asked(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sized
 from typing import Any
 
-from cometmq.errors import CometError, LimitExceeded, NotWriter
+from cometmq.errors import CometError, LimitExceeded, NoPermission, NotWriter
 from cometmq.filters import tags
 from cometmq.member.hosts import BrokerIdentity
 from cometmq.member.metrics import MemberMetrics
@@ -15,6 +15,7 @@ from cometmq.member.read.search import Finder, TimeAnswer
 from cometmq.member.rpc import convert
 from cometmq.messaging.groups import check_client_id
 from cometmq.messaging.groups import check_name as check_group_name
+from cometmq.messaging.topics import is_closed
 from cometmq.model import QueueKey
 from cometmq.rpc.interceptors import to_proto
 from cometmq.rpc.shares import address_of
@@ -129,13 +130,15 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
         log_offset = self._identity.log_offset_of(request.message_id)
         found = await self._reader.message(log_offset)
         return broker_pb2.GetMessageResponse(
-            message=convert.message_proto(found, self._identity.broker_group)
+            message=convert.shown_message_proto(found, self._identity.broker_group)
         )
 
     async def QueryMessages(
         self, request: broker_pb2.QueryMessagesRequest, context: Context
     ) -> broker_pb2.QueryMessagesResponse:
         form = convert.form(request.form)
+        if form != broker_pb2.MESSAGE_FORM_MESSAGES and is_closed(request.topic):
+            raise NoPermission(f"{request.topic} is a system topic")
         answer = await self._finder.by_key(convert.key_query(request))
         return convert.key_proto(answer, self._identity.broker_group, form)
 

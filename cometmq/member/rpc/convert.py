@@ -21,6 +21,7 @@ from cometmq.messaging.group_policy import (
 )
 from cometmq.messaging.groups import GroupSettings, HeldQueues, MemberDetails, Membership
 from cometmq.messaging.quotas import Quota
+from cometmq.messaging.topics import is_closed
 from cometmq.model import (
     FlushMode,
     MessageType,
@@ -312,7 +313,7 @@ def key_proto(
         indexed_offset=answer.indexed_offset,
     )
     if form == broker_pb2.MESSAGE_FORM_MESSAGES:
-        messages = (message_proto(found.message, broker_group) for found in answer.found)
+        messages = (shown_message_proto(found.message, broker_group) for found in answer.found)
         response.messages.extend(messages)
     else:
         response.records = b"".join(found.raw for found in answer.found)
@@ -326,6 +327,20 @@ def boundary(proto: broker_pb2.TimeBoundary.ValueType) -> Boundary:
     if proto in (broker_pb2.TIME_BOUNDARY_LOWER, broker_pb2.TIME_BOUNDARY_UNSPECIFIED):
         return Boundary.LOWER
     raise InvalidRequest(f"boundary {proto} is not known here")
+
+
+def shown_message_proto(found: record.Record, broker_group: str) -> broker_pb2.StoredMessage:
+    """A message as any client may see it. Of one that a pull would refuse only the place, the times
+    and the broker's own properties.
+    """
+    message = message_proto(found, broker_group)
+    if is_closed(found.topic):
+        for name in ("body", "tag", "keys", "flag"):
+            message.ClearField(name)
+        for name in [name for name in message.properties if not properties.is_reserved(name)]:
+            del message.properties[name]
+        message.withheld = True
+    return message
 
 
 def message_proto(found: record.Record, broker_group: str) -> broker_pb2.StoredMessage:

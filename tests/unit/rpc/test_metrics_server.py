@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 import urllib.error
 import urllib.request
 
@@ -9,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from cometmq.clock import SystemClock
-from cometmq.rpc.metrics_server import MetricsServer, start_metrics_server
+from cometmq.rpc.metrics_server import CONNECTIONS_MAX, MetricsServer, start_metrics_server
 from cometmq.telemetry import new_registry
 
 
@@ -59,5 +61,37 @@ def test_the_trace_is_served_beside_the_metrics() -> None:
             urllib.request.urlopen(f"{trace}?longer_than_ms=-1", timeout=5)
         with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=5) as answer:
             assert b"cometmq_build_info" in answer.read()
+    finally:
+        server.close()
+
+
+def test_peers_that_send_half_a_request_neither_pile_up_nor_keep_a_scrape_out() -> None:
+    registry = CollectorRegistry()
+    Counter("cometmq_tests", "Tests.", registry=registry).inc(3)
+    server = start_metrics_server(registry, host="127.0.0.1", port=0)
+    before = threading.active_count()
+    halves = []
+    try:
+        for _ in range(5 * CONNECTIONS_MAX):
+            half = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+            half.sendall(b"GET /metrics HTTP/1.1\r\nHost:")
+            halves.append(half)
+        assert "cometmq_tests_total 3.0" in _scraped(server)
+        for half in halves[: 4 * CONNECTIONS_MAX]:
+            assert half.recv(1) == b"", "the oldest are closed"
+        assert threading.active_count() <= before + CONNECTIONS_MAX
+    finally:
+        for half in halves:
+            half.close()
+        server.close()
+
+
+def test_a_silent_peer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cometmq.rpc.metrics_server._Handler.timeout", 0.05)
+    server = start_metrics_server(CollectorRegistry(), host="127.0.0.1", port=0)
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as peer:
+            peer.sendall(b"GET /metrics")
+            assert peer.recv(1) == b""
     finally:
         server.close()
