@@ -28,6 +28,9 @@ BROKER_GROUP_NAME = re.compile(
     rf"(?=.{{1,{BROKER_GROUP_NAME_LENGTH_MAX}}}\Z){NAME_CHARACTER}+(?:@{NAME_CHARACTER}+)?"
 )
 QUEUES_PER_TOPIC_MAX = 1024
+# What a broker remembers of a producer, and so what options of producers may ask for at most.
+BATCHES_KNOWN_MAX = 64  # the newest of a stream of ids
+SENDER_KNOWN_MS = 900_000  # that a stream of ids is known which sends nothing
 BUSY_COUNT = 32  # messages in an answer: a queue that has so many is read without a pull-hold
 DELAY_LEVEL_MAX = 64  # of a list of levels; RocketMQ's, and our default, has 18
 IMMUNITY_S_MAX = 3_600  # that the producer of a half message is not asked about it

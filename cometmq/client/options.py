@@ -19,7 +19,7 @@ from cometmq.client.namespaces import NAMESPACE
 from cometmq.errors import ConfigInvalid
 from cometmq.format.compression import Compression
 from cometmq.format.trace import TRACE_TOPIC
-from cometmq.model import TOPIC_NAME, Message, QueueRef
+from cometmq.model import BATCHES_KNOWN_MAX, SENDER_KNOWN_MS, TOPIC_NAME, Message, QueueRef
 from cometmq.rpc.retry import BackoffPolicy
 
 Options = TypeVar("Options")
@@ -202,8 +202,9 @@ class ProducerOptions(TraceOptions):
     delivery_timeout_ms: int = _option(
         30_000,
         1,
-        86_400_000,
-        "Time from send() to SEND_TIMEOUT, all retries included.",
+        SENDER_KNOWN_MS,
+        "Time from send() to SEND_TIMEOUT, all retries included. A broker knows a sender for "
+        "15 minutes.",
         "sendMsgTimeout, retryTimesWhenSendFailed",
     )
     route_timeout_ms: int = _option(
@@ -226,7 +227,12 @@ class ProducerOptions(TraceOptions):
         "Size at which a batch is closed; one larger message travels alone.",
     )
     batch_count_max: int = _option(1024, 1, 1024, "Messages at which a batch is closed.")
-    in_flight_max: int = _option(8, 1, 1024, "Unanswered batches of a broker group.")
+    in_flight_max: int = _option(
+        8,
+        1,
+        BATCHES_KNOWN_MAX,
+        "Unanswered batches of a broker group. A broker knows the last 64 of a sender.",
+    )
     buffer_bytes_max: int = _option(
         8 * _MIB,
         1024,

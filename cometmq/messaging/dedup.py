@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from cometmq.messaging.intervals import Interval, add_interval, holds_any
+from cometmq.model import BATCHES_KNOWN_MAX, SENDER_KNOWN_MS
 
 STREAMS_MAX = 10_000
-RUNS_MAX = 64  # of a stream, the newest
+RUNS_MAX = BATCHES_KNOWN_MAX  # of a stream, the newest
 INTERVALS_MAX = 64  # of a stream
-IDLE_S_MAX = 900.0
+IDLE_S_MAX = SENDER_KNOWN_MS / 1000
 
 _NAME = b"UNIQ_KEY\x01"
 _STREAM_DIGITS, _COUNTER_DIGITS = 26, 8

@@ -561,22 +561,90 @@ class DescribeMemberResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MEMBER_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def member(self) -> _namesrv_pb2.Member:
         """As it registers with name servers."""
+
+    @_builtins.property
+    def memory(self) -> Global___RequestMemory:
+        """Of a writer: how far back it knows requests that come a second time."""
 
     def __init__(
         self,
         *,
         member: _namesrv_pb2.Member | None = ...,
+        memory: Global___RequestMemory | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "memory", b"memory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "memory", b"memory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeMemberResponse: _TypeAlias = DescribeMemberResponse  # noqa: Y015
+
+@_typing.final
+class RequestMemory(_message.Message):
+    """How far back a writer knows requests that come a second time, so that they change nothing twice. A client that asks for more than
+    this may store messages twice. docs/how-to/limits.md has the options that rely on each number.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCHES_MAX_FIELD_NUMBER: _builtins.int
+    SENDER_MS_FIELD_NUMBER: _builtins.int
+    SENDERS_MAX_FIELD_NUMBER: _builtins.int
+    BATCHES_IN_FLIGHT_MAX_FIELD_NUMBER: _builtins.int
+    IDS_PER_CLIENT_MAX_FIELD_NUMBER: _builtins.int
+    ID_MS_FIELD_NUMBER: _builtins.int
+    IDS_MAX_FIELD_NUMBER: _builtins.int
+    SEND_BACKS_MAX_FIELD_NUMBER: _builtins.int
+    RECEIVES_MAX_FIELD_NUMBER: _builtins.int
+    INVISIBLE_TIME_CHANGES_MAX_FIELD_NUMBER: _builtins.int
+    batches_max: _builtins.int
+    """SendStream: the newest batches of a sender that numbers its messages. 0 = the broker stores what is sent again once more
+    (message_dedup_enable).
+    """
+    sender_ms: _builtins.int
+    """SendStream: for how many ms a sender is known after its last batch."""
+    senders_max: _builtins.int
+    """SendStream: how many senders are known."""
+    batches_in_flight_max: _builtins.int
+    """SendStream: how many batches of a stream the broker reads before it has answered the first."""
+    ids_per_client_max: _builtins.int
+    """Send: the newest ids (UNIQ_KEY) of a client. 0 = the broker stores what is sent again once more."""
+    id_ms: _builtins.int
+    """Send: for how many ms an id is known."""
+    ids_max: _builtins.int
+    """Send: the ids of all clients."""
+    send_backs_max: _builtins.int
+    """SendBack: the newest messages that groups have sent back."""
+    receives_max: _builtins.int
+    """Receive: the newest answers to requests with an attempt_id."""
+    invisible_time_changes_max: _builtins.int
+    """ChangeInvisibleTime: the newest answers."""
+    def __init__(
+        self,
+        *,
+        batches_max: _builtins.int = ...,
+        sender_ms: _builtins.int = ...,
+        senders_max: _builtins.int = ...,
+        batches_in_flight_max: _builtins.int = ...,
+        ids_per_client_max: _builtins.int = ...,
+        id_ms: _builtins.int = ...,
+        ids_max: _builtins.int = ...,
+        send_backs_max: _builtins.int = ...,
+        receives_max: _builtins.int = ...,
+        invisible_time_changes_max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches_in_flight_max", b"batches_in_flight_max", "batches_max", b"batches_max", "id_ms", b"id_ms", "ids_max", b"ids_max", "ids_per_client_max", b"ids_per_client_max", "invisible_time_changes_max", b"invisible_time_changes_max", "receives_max", b"receives_max", "send_backs_max", b"send_backs_max", "sender_ms", b"sender_ms", "senders_max", b"senders_max"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestMemory: _TypeAlias = RequestMemory  # noqa: Y015
 
 @_typing.final
 class Segment(_message.Message):
@@ -759,6 +827,7 @@ class SendStreamOpened(_message.Message):
     BODY_MAX_BYTES_FIELD_NUMBER: _builtins.int
     BATCH_MAX_BYTES_FIELD_NUMBER: _builtins.int
     BATCH_MAX_COUNT_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
     broker_group: _builtins.str
     """The broker's group, the first part of message ids."""
     born_host: _builtins.bytes
@@ -775,6 +844,12 @@ class SendStreamOpened(_message.Message):
     """Largest `records` in bytes."""
     batch_max_count: _builtins.int
     """Largest number of records in a batch."""
+    @_builtins.property
+    def memory(self) -> Global___RequestMemory:
+        """How far back the broker knows what was sent. A producer has no more unanswered batches than `batches_max`, and sends none
+        again after `sender_ms`.
+        """
+
     def __init__(
         self,
         *,
@@ -786,10 +861,11 @@ class SendStreamOpened(_message.Message):
         body_max_bytes: _builtins.int = ...,
         batch_max_bytes: _builtins.int = ...,
         batch_max_count: _builtins.int = ...,
+        memory: Global___RequestMemory | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_max_bytes", b"batch_max_bytes", "batch_max_count", b"batch_max_count", "body_max_bytes", b"body_max_bytes", "born_host", b"born_host", "born_port", b"born_port", "broker_group", b"broker_group", "store_host", b"store_host", "store_port", b"store_port"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_max_bytes", b"batch_max_bytes", "batch_max_count", b"batch_max_count", "body_max_bytes", b"body_max_bytes", "born_host", b"born_host", "born_port", b"born_port", "broker_group", b"broker_group", "memory", b"memory", "store_host", b"store_host", "store_port", b"store_port"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

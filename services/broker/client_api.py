@@ -13,7 +13,6 @@ from cometmq.member.config import MemberConfig
 from cometmq.member.context import MemberContext
 from cometmq.member.metrics import MemberCollector
 from cometmq.member.read.replica_selector import ReplicaSelector
-from cometmq.member.read.search import Finder
 from cometmq.messaging.state import BrokerState
 from cometmq.model import QueueKey, TopicConfig
 from cometmq.rpc.shares import Buckets
@@ -119,9 +118,7 @@ class ClientApi:
 
         self.resets = OffsetResets(keeper, storage, core.reader, metrics, was_reset)
         host = identity.store_host
-        replies = Replies(
-            storage.store, keeper, Finder(core.reader), identity.cluster, metrics, clock
-        )
+        replies = Replies(storage.store, keeper, core.reader, identity.cluster, metrics, clock)
         produce = ProduceHandler(
             storage, keeper, policy, host, metrics, clock, replies, writer.timer_slots
         )

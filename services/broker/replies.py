@@ -21,6 +21,7 @@ from cometmq.errors import (
 )
 from cometmq.format import properties, request_reply
 from cometmq.format.record import decode_all
+from cometmq.member.read.reader import Reader
 from cometmq.member.read.search import Finder, KeyQuery
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import Ticket
@@ -36,6 +37,7 @@ IDS_MAX = 1_024  # correlation ids of one request
 BYTES_MAX = 1024 * 1024  # of one answer
 INDEX_S_MAX = 5.0  # how long replies that may have come are looked for
 INDEX_POLL_S = 0.005
+READABLE_POLL_S = 0.05
 FOUND_MAX = 4  # messages of one correlation id that are looked at
 TIME_MS_MAX = 2**63 - 1
 
@@ -63,28 +65,36 @@ class Outbox:
         self.client_id = client_id
         self.opened_at = opened_at  # log offset: what lies behind it is handed in as it comes
         self._waiting: deque[Span] = deque()
+        # Log offsets of those before `opened_at`: they may be found, and acknowledged later too.
+        self._earlier: set[int] = set()
         self._wake = asyncio.Event()
         self._end: CometError | None = None
-        self._is_over = False
+        self.is_over = False
 
     def put(self, log_offset: int, size: int) -> bool:
-        """Takes a reply; False: the stream is over, or its client takes nothing."""
-        if self._is_over or len(self._waiting) >= WAITING_MAX:
+        """Takes a reply once; False: it was taken before, the stream is over, or its client takes
+        nothing.
+        """
+        if self.is_over or len(self._waiting) >= WAITING_MAX:
             return False
+        if log_offset < self.opened_at:
+            if log_offset in self._earlier or len(self._earlier) >= WAITING_MAX:
+                return False
+            self._earlier.add(log_offset)
         self._waiting.append((log_offset, size))
         self._wake.set()
         return True
 
     def end(self, error: CometError | None = None) -> None:
         """No more is taken."""
-        self._is_over, self._end = True, error
+        self.is_over, self._end = True, error
         self._wake.set()
 
     async def answers(self) -> AsyncIterator[list[Span]]:
         """Replies as they come, at most BYTES_MAX or one, until the stream is over. Raises why it
         was ended.
         """
-        while not self._is_over:
+        while not self.is_over:
             if self._waiting:
                 yield self._next()
             else:
@@ -109,7 +119,7 @@ class Replies:
         self,
         store: BaseStore,
         keeper: StateKeeper,
-        finder: Finder,
+        reader: Reader,
         cluster: str,
         observer: RepliesObserver,
         clock: Clock,
@@ -117,7 +127,8 @@ class Replies:
         self.topic = request_reply.reply_topic(cluster)
         self._store = store
         self._keeper = keeper
-        self._finder = finder
+        self._reader = reader
+        self._finder = Finder(reader)
         self._observer = observer
         self._clock = clock
         self._outboxes: dict[str, Outbox] = {}
@@ -225,6 +236,7 @@ class Replies:
             raise LimitExceeded(f"{len(correlation_ids)} correlation ids, {IDS_MAX} are allowed")
         if not correlation_ids or not await self._is_indexed(outbox.opened_at):
             return
+        await self._until_readable(outbox)
         found = 0
         for correlation_id in correlation_ids:
             span = await self._find(outbox, correlation_id)
@@ -244,6 +256,17 @@ class Replies:
             extra=fields(topic=self.topic, enabled=index.enabled),
         )
         return False
+
+    async def _until_readable(self, outbox: Outbox) -> None:
+        """Waits until all replies in the log can be read, or the stream is over: after a fail-over
+        that may take as long as a follower is missing.
+        """
+        while not outbox.is_over and self._keeper.has_topic(self.topic):
+            queue_count = self._keeper.state.topics.get(self.topic).read_queue_count
+            queues = [(self.topic, queue_id) for queue_id in range(queue_count)]
+            if not await self._reader.uncertain_ends(queues):
+                return
+            await asyncio.sleep(READABLE_POLL_S)
 
     async def _find(self, outbox: Outbox, correlation_id: str) -> Span | None:
         if not correlation_id:

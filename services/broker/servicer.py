@@ -48,6 +48,7 @@ from services.broker.groups.questions import (
 )
 from services.broker.groups.queue_locks import QueueLocks
 from services.broker.groups.views import GroupViews
+from services.broker.memory import BATCHES_IN_FLIGHT_MAX, request_memory
 from services.broker.pop.servicer import PopServicer, PopServices
 from services.broker.replies import Outbox, Replies
 from services.broker.retry.retries import ITEMS_MAX, RetryService, SendBackItem, SentBack
@@ -59,10 +60,6 @@ from services.broker.transactions.ends import TransactionService
 
 Context = Any  # grpc.aio.ServicerContext, whose message types differ from method to method
 LONE_BYTES_MAX = 4096  # of a batch whose sender may wait for its answer and send nothing else
-
-BATCHES_IN_FLIGHT_MAX = (
-    64  # per stream; beyond it we stop reading, and HTTP/2 makes the producer wait
-)
 
 
 class StreamShares:
@@ -204,6 +201,7 @@ class BrokerServicer(PopServicer):
     ) -> None:
         super().__init__(identity, reader, coordinator, metrics, described, pop)
         self._produce = produce
+        self._memory = request_memory(dedup_enable=produce.dedup)
         self._send_calls = send_calls
         self._retries = retries
         self._recalls = recalls
@@ -220,6 +218,13 @@ class BrokerServicer(PopServicer):
         gate.at_drain(coordinator.end_members)
         gate.at_drain(replies.end_all)
         gate.at_drain(questions.end)
+
+    async def DescribeMember(
+        self, request: broker_pb2.DescribeMemberRequest, context: Context
+    ) -> broker_pb2.DescribeMemberResponse:
+        answer = await super().DescribeMember(request, context)
+        answer.memory.CopyFrom(self._memory)
+        return answer
 
     # --- sending ---
 
@@ -370,6 +375,7 @@ class BrokerServicer(PopServicer):
             body_max_bytes=limits.body_bytes_max,
             batch_max_bytes=limits.batch_bytes_max,
             batch_max_count=limits.batch_count_max,
+            memory=self._memory,
         )
 
     async def Send(

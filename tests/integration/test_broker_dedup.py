@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,13 @@ from cometmq.errors import BatchOutsideWindow
 from cometmq.format.record import Record
 from cometmq.messaging import dedup
 from cometmq.v1 import broker_pb2 as pb
-from tests.support.cluster.broker import STREAM, numbered, running_broker, running_namesrv
+from tests.support.cluster.broker import (
+    STREAM,
+    SendLane,
+    numbered,
+    running_broker,
+    running_namesrv,
+)
 from tests.support.cluster.pullhold import sample
 
 
@@ -71,6 +78,33 @@ async def test_a_batch_that_is_too_old_is_refused(tmp_path: Path) -> None:
             await lane.exchange(*numbered(n, b"%d" % n))
         assert isinstance(await lane.refused(*numbered(0, b"0")), BatchOutsideWindow)
         assert (await lane.exchange(*numbered(1, b"1"))).stored_count == 1
+
+
+async def test_all_that_a_producer_may_have_on_the_way_is_known(tmp_path: Path) -> None:
+    """Its answers are lost, also with the largest window that its options allow."""
+    allowed = {option.name: option.metadata["limits"] for option in fields(ProducerOptions)}
+    _, most = allowed["in_flight_max"]
+    async with running_broker(tmp_path) as broker:
+        await broker.put_topic("T", 1)
+        told = (await broker.stub.DescribeMember(pb.DescribeMemberRequest())).memory
+        assert most <= min(told.batches_max, told.batches_in_flight_max)
+        assert allowed["delivery_timeout_ms"][1] <= told.sender_ms
+        lane = await broker.lane()
+        for n in range(most):
+            await lane.exchange(*numbered(n, b"%d" % n))
+        broker.crash()
+    async with running_broker(tmp_path) as broker:
+        lane = await broker.lane()
+        for n in range(most):
+            assert (await lane.exchange(*numbered(n, b"%d" % n))).stored_count == 1
+
+
+async def test_what_the_broker_remembers_is_told(tmp_path: Path) -> None:
+    for is_on in (True, False):
+        async with running_broker(tmp_path / str(is_on), message_dedup_enable=is_on) as broker:
+            told = (await broker.stub.DescribeMember(pb.DescribeMemberRequest())).memory
+            assert (await SendLane(broker.stub).opened()).memory == told
+            assert (told.batches_max > 0, told.ids_per_client_max > 0) == (is_on, is_on)
 
 
 async def test_senders_above_the_limit_are_forgotten_and_counted(

@@ -38,7 +38,7 @@ from cometmq.errors import (
 )
 from cometmq.format.compression import SYS_FLAG_COMPRESSED
 from cometmq.v1 import common_pb2
-from cometmq.v1.broker_pb2 import SEND_STATUS_FLUSH_DISK_TIMEOUT, SendBatchResult
+from cometmq.v1.broker_pb2 import SEND_STATUS_FLUSH_DISK_TIMEOUT, RequestMemory, SendBatchResult
 from tests.support.cluster.fake_cluster import FakeBroker, FakeNameServer, fake_cluster
 from tests.support.waiting import until
 
@@ -153,6 +153,29 @@ async def test_no_more_batches_are_in_flight_than_allowed() -> None:
         broker.answering.set()
         await asyncio.gather(*futures)
     assert broker.most_unanswered <= 3
+
+
+async def test_options_are_lowered_to_what_the_broker_remembers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with sending(batch_count_max=1, in_flight_max=3) as (producer, _, [broker]):
+        broker.memory = RequestMemory(batches_max=2, batches_in_flight_max=2, sender_ms=100)
+        await producer.send_and_wait(Message("T", b"opens the stream"))
+        broker.answering.clear()
+        futures = await send_all(producer, 10)
+        await asyncio.wait(futures)  # after 100 ms, not after 30 s
+        assert all(isinstance(future.exception(), SendTimeout) for future in futures)
+        assert len(broker.batches) == 1 + 2
+        broker.answering.set()
+    lowered = [r for r in caplog.records if r.getMessage().startswith("an option is lowered")]
+    assert [r.fields["option"] for r in lowered] == ["in_flight_max", "delivery_timeout_ms"]  # type: ignore[attr-defined]
+
+
+async def test_a_broker_that_remembers_nothing_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    async with sending() as (producer, _, [broker]):
+        broker.memory = RequestMemory()
+        await producer.send_and_wait(Message("T", b"0"))
+    assert any("message_dedup_enable" in record.getMessage() for record in caplog.records)
 
 
 @pytest.mark.parametrize("limit", [{"buffer_bytes_max": 1024}, {"buffer_count_max": 1}])

@@ -208,7 +208,30 @@ async def test_a_reply_after_a_restart_of_the_broker_finds_its_requester(tmp_pat
             assert [r.body for r in await asyncio.gather(*asked)] == [b"%d" % n for n in range(9)]
 
 
-async def test_a_reply_after_a_fail_over_finds_its_requester(tmp_path: Path) -> None:
+@pytest.fixture
+def away(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Says whether requesters can open streams."""
+    is_away, call = False, requester.Requests.call
+
+    def call_unless_away(self: requester.Requests, address: str) -> requester.RepliesStream:
+        if is_away:
+            raise PeerUnavailable("the network is broken")
+        return call(self, address)
+
+    def set_away(wanted: bool) -> None:
+        nonlocal is_away
+        is_away = wanted
+
+    monkeypatch.setattr(requester.Requests, "call", call_unless_away)
+    return set_away
+
+
+async def test_a_reply_after_a_fail_over_finds_its_requester(
+    tmp_path: Path, away: Callable[[bool], None]
+) -> None:
+    """Also one that the new writer has stored before the requester hears it: the request was
+    stored, and its receipt came, long before.
+    """
     quick = {"lease_duration_s": 1.0, "in_sync_lag_s_max": 0.5}
     copied: dict[str, Any] = {**quick, "replication_mode": ReplicationMode.APPENDED}
     async with (
@@ -218,14 +241,18 @@ async def test_a_reply_after_a_fail_over_finds_its_requester(tmp_path: Path) -> 
     ):
         await group.all_in_sync(0, 1)
         await group[0].client.put_topic("T", 1)
-        first = asyncio.create_task(producer.request(Message("T", b"first"), 60))
+        first = asyncio.create_task(producer.request(Message("T", b"first"), 30))
         await until_async(lambda: has_messages(group[0].client, "T", 1))
         await group.in_step()
+        away(True)
         await group[0].crash()
         await group[1].until_role("writer")
         async with server(namesrv, upper):
+            await until_async(lambda: has_messages(group[1].client, TOPIC, 1))
+            assert not first.done()
+            away(False)
             assert (await first).body == b"FIRST"
-            assert (await producer.request(Message("T", b"next"), 60)).body == b"NEXT"
+            assert (await producer.request(Message("T", b"next"), 30)).body == b"NEXT"
 
 
 async def has_messages(broker: BrokerClient, topic: str, count: int) -> bool:
@@ -233,17 +260,8 @@ async def has_messages(broker: BrokerClient, topic: str, count: int) -> bool:
 
 
 async def test_what_came_while_the_requester_was_away_is_found_when_it_is_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, away: Callable[[bool], None]
 ) -> None:
-    is_away = False
-    call = requester.Requests.call
-
-    def call_unless_away(self: requester.Requests, address: str) -> requester.RepliesStream:
-        if is_away:
-            raise PeerUnavailable("the network is broken")
-        return call(self, address)
-
-    monkeypatch.setattr(requester.Requests, "call", call_unless_away)
     seen: list[ReceivedMessage] = []
     async with (
         cluster(tmp_path) as (namesrv, broker),
@@ -252,13 +270,13 @@ async def test_what_came_while_the_requester_was_away_is_found_when_it_is_back(
     ):
         asked = asyncio.create_task(producer.request(Message("T", b"?"), 30))
         await until(lambda: seen)
-        is_away = True
+        away(True)
         client_id = seen[0].properties[request_reply.REPLY_TO_CLIENT]
         rival = await open_stream(broker, client_id)  # the requester's stream ends
         await consumer.reply(seen[0], b"!")
         assert await bodies_of(rival, 1) == [b"!"]
         assert not asked.done()
-        is_away = False
+        away(False)
         assert (await asked).body == b"!"
         assert isinstance(await end_of(rival), ClientIdInUse)
         assert await count_of(broker, "found") == 1

@@ -166,6 +166,7 @@ class Batcher:
         self._on_close = on_close
         self._on_turn_end = on_turn_end
         self._loop = asyncio.get_running_loop()
+        self.delivery_s = options.delivery_timeout_ms / 1000  # from a batch's first message
         self._bytes_most = min(options.batch_bytes_max, buffer.bytes_max)
         self._bytes_max = self._bytes_most
         self._count_most = min(options.batch_count_max, buffer.count_max)
@@ -438,7 +439,7 @@ class Batcher:
         assert self.encoder is not None
         self.close()
         self.encoder.begin_batch(self._count_max)
-        deadline_s = self._clock.monotonic_s() + self._options.delivery_timeout_ms / 1000
+        deadline_s = self._clock.monotonic_s() + self.delivery_s
         self.open = self._new_batch(deadline_s)
         return self.open
 

@@ -188,6 +188,8 @@ class BrokerSender:
             call.cancel()
 
     def _take_opened(self, opened: broker_pb2.SendStreamOpened) -> None:
+        if opened.HasField("memory"):
+            self._take_memory(opened.memory)
         if self.batcher.take_opened(opened):
             for batch in self.window.waiting:
                 self.batcher.encode_again(batch)
@@ -196,6 +198,31 @@ class BrokerSender:
         self.connected = True
         self.opened.set()
         self._close_if_sendable()
+
+    def _take_memory(self, memory: broker_pb2.RequestMemory) -> None:
+        """Lowers what the options ask for to what the broker remembers."""
+        if not memory.batches_max:
+            _log.warning(
+                "the broker stores again what is sent again (message_dedup_enable)",
+                extra=fields(broker_group=self.broker_group),
+            )
+            return
+        known = {
+            "in_flight_max": min(memory.batches_max, memory.batches_in_flight_max),
+            "delivery_timeout_ms": memory.sender_ms,
+        }
+        for option, most in known.items():
+            asked = getattr(self._options, option)
+            if asked > most:
+                _log.warning(
+                    "an option is lowered to what the broker remembers",
+                    extra=fields(
+                        broker_group=self.broker_group, option=option, asked=asked, used=most
+                    ),
+                )
+        self.window.in_flight_max = min(self._options.in_flight_max, known["in_flight_max"])
+        delivery_ms = min(self._options.delivery_timeout_ms, memory.sender_ms)
+        self.batcher.delivery_s = delivery_ms / 1000
 
     async def _exchange(self, call: SendStream, writer: namesrv_pb2.Member) -> None:
         """Works on the stream until it ends; raises why."""

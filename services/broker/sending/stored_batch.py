@@ -8,7 +8,7 @@ from cometmq.errors import MessageNotFound, StoreDamaged
 from cometmq.format import record
 from cometmq.format.record import SYS_FLAG_HOSTS, Record
 from cometmq.format.relay import walk
-from cometmq.format.timers import OUR_TIME, TIMER_TOPIC, with_time
+from cometmq.format.timers import OUR_TIME, TIMER_OUT_MS, TIMER_TOPIC, digits_of
 from cometmq.member.read.records import is_in_queue
 from cometmq.member.storage.member_storage import Segment
 from cometmq.messaging.dedup import Ids, StoredRun, id_at_end
@@ -73,22 +73,29 @@ def _appended(
 
 
 def is_same(stored: Record, sent: Record) -> bool:
-    """Whether they differ in nothing but what the broker fills in."""
+    """Whether they differ in nothing but what the broker fills in. Properties are compared as
+    pairs: the map of a call of ``Send`` has another order in another process.
+    """
     return (
         (stored.topic, stored.queue_id, stored.flag) == (sent.topic, sent.queue_id, sent.flag)
         and (stored.sys_flag | SYS_FLAG_HOSTS) == (sent.sys_flag | SYS_FLAG_HOSTS)
         and stored.born_time_ms == sent.born_time_ms
         and stored.body == sent.body
-        and (stored.raw_properties == sent.raw_properties or _is_stamped(stored, sent))
+        and _have_same_properties(stored, sent)
     )
 
 
-def _is_stamped(stored: Record, sent: Record) -> bool:
-    """Whether the properties differ only in a time that the broker has made of a delay."""
-    if stored.topic != TIMER_TOPIC:
-        return False
-    delay = OUR_TIME.match(sent.raw_properties)
-    if delay is None or stored.store_time_ms + int(delay[1]) > TIMER_MS_MAX:
-        return False
-    due_ms = stored.store_time_ms + int(delay[1])
-    return stored.raw_properties == with_time(sent.raw_properties, due_ms)
+def _have_same_properties(stored: Record, sent: Record) -> bool:
+    if stored.raw_properties == sent.raw_properties:
+        return True
+    return stored.properties in (sent.properties, _stamped(stored, sent))
+
+
+def _stamped(stored: Record, sent: Record) -> dict[str, str]:
+    """The properties with the time that the broker makes of a delay."""
+    pairs = dict(sent.properties)
+    delay = OUR_TIME.match(sent.raw_properties) if stored.topic == TIMER_TOPIC else None
+    if delay is not None:
+        due_ms = min(stored.store_time_ms + int(delay[1]), TIMER_MS_MAX)
+        pairs[TIMER_OUT_MS] = digits_of(due_ms).decode()
+    return pairs

@@ -132,6 +132,7 @@ class FakeBroker(_Servicer):
         self.suggests: int | None = None  # the member that every pull's answer names
         self.host_bytes = host_bytes  # 4 or 16: the address length told to producers
         self.batch_max_count = 1024
+        self.memory: broker_pb2.RequestMemory | None = None  # None: of a release that tells none
         self.topics: dict[str, int] = {}  # queues of each topic
         self.queues: dict[Key, list[Record]] = {}
         self.generations: dict[str, int] = {}  # by topic; 1 unless set
@@ -282,6 +283,7 @@ class FakeBroker(_Servicer):
             body_max_bytes=4 << 20,
             batch_max_bytes=(4 << 20) + 65_536,
             batch_max_count=self.batch_max_count,
+            memory=self.memory,
         )
 
     def _take(

@@ -5,13 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from cometmq.errors import ClientIdInUse, MessageNotFound
+from cometmq.clock import SystemClock
+from cometmq.errors import ClientIdInUse, CometError, MessageNotFound, OffsetNotAvailable
+from cometmq.member.read.search import Finder, KeyAnswer, KeyQuery
+from cometmq.model import TopicConfig
 from cometmq.store.log.commitlog import Span
 from services.broker import replies
 from services.broker.replies import Outbox, Replies
+
+TOPIC = "C_REPLY_TOPIC"
 
 
 async def taken(outbox: Outbox, count: int) -> list[list[Span]]:
@@ -68,5 +74,39 @@ class ColdStore:
 async def test_what_the_disk_has_is_read_in_a_thread_and_what_is_gone_left_out() -> None:
     nothing: Any = None
     store: Any = ColdStore()
-    taken = Replies(store, nothing, nothing, "c", nothing, nothing)
+    taken = Replies(store, nothing, mock.Mock(), "c", nothing, nothing)
     assert await taken.read([(1, 10), (7, 10), (2, 10)]) == b"12"
+
+
+async def test_an_earlier_reply_is_taken_once() -> None:
+    """Found by the key index, and acknowledged meanwhile."""
+    outbox = Outbox("c", 100)
+    assert [outbox.put(at, 1) for at in (50, 50, 100, 100)] == [True, False, True, True]
+
+
+@pytest.mark.parametrize("ends", [False, True])
+async def test_earlier_replies_are_looked_for_when_they_can_be_read(ends: bool) -> None:
+    """After a fail-over a follower may be missing for a while; and the stream may end meanwhile."""
+    outbox, unread = Outbox("c", 100), OffsetNotAvailable("a follower is missing")
+    uncertain: list[dict[tuple[str, int], CometError]] = [{(TOPIC, 0): unread}, {(TOPIC, 0): unread}, {}]
+    looked_for: list[str] = []
+
+    async def uncertain_ends(_: object) -> dict[tuple[str, int], CometError]:
+        if ends:
+            outbox.end()
+        return uncertain.pop(0)
+
+    async def by_key(query: KeyQuery) -> KeyAnswer:
+        assert ends or not uncertain
+        looked_for.append(query.key)
+        return KeyAnswer([], has_more=False, indexed_offset=100)
+
+    reader, keeper, observer, store = mock.Mock(), mock.Mock(), mock.Mock(), mock.Mock()
+    reader.uncertain_ends = uncertain_ends
+    keeper.state.topics.get.return_value = TopicConfig(TOPIC, 1, 1)
+    store.index.status.position = 100
+    taken = Replies(store, keeper, reader, "C", observer, SystemClock())
+    with mock.patch.object(Finder, "by_key", lambda _, query: by_key(query)):
+        await taken.look_for(outbox, ["1"])
+    assert looked_for == ["1"]
+    assert len(uncertain) == (2 if ends else 0)
