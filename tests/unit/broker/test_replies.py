@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -87,11 +87,12 @@ async def test_an_earlier_reply_is_taken_once() -> None:
 @pytest.mark.parametrize("ends", [False, True])
 async def test_earlier_replies_are_looked_for_when_they_can_be_read(ends: bool) -> None:
     """After a fail-over a follower may be missing for a while; and the stream may end meanwhile."""
-    outbox, unread = Outbox("c", 100), OffsetNotAvailable("a follower is missing")
-    uncertain: list[dict[tuple[str, int], CometError]] = [{(TOPIC, 0): unread}, {(TOPIC, 0): unread}, {}]
+    outbox, queue = Outbox("c", 100), (TOPIC, 0)
+    unread = {queue: OffsetNotAvailable("a follower is missing")}
+    uncertain: list[Mapping[tuple[str, int], CometError]] = [unread, unread, {}]
     looked_for: list[str] = []
 
-    async def uncertain_ends(_: object) -> dict[tuple[str, int], CometError]:
+    async def uncertain_ends(_: object) -> Mapping[tuple[str, int], CometError]:
         if ends:
             outbox.end()
         return uncertain.pop(0)
