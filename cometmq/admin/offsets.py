@@ -12,8 +12,9 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from dataclasses import fields as dataclass_fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,17 +22,21 @@ from urllib.parse import quote
 
 import grpc
 
-from cometmq.admin.connection import Connection
+from cometmq.admin.connection import POLL_INTERVAL_S, Connection
 from cometmq.clock import Clock
-from cometmq.errors import CometError, ConfigInvalid, PeerUnavailable, RouteNotFound
+from cometmq.errors import CometError, ConfigInvalid, PeerUnavailable, Retry, RouteNotFound
 from cometmq.messaging.topics import is_system
 from cometmq.model import DLQ_PREFIX, RETRY_PREFIX
 from cometmq.rpc.interceptors import error_from
+from cometmq.telemetry import fields, logger
 from cometmq.v1 import broker_pb2, common_pb2, namesrv_pb2
+
+_log = logger(__name__)
 
 SCHEMA_VERSION = 1
 MANIFEST = "_manifest.json"  # readers of Parquet folders pass over names that begin with _
 PART = "part.parquet"
+AHEAD_MS_MAX = 600_000  # a snapshot from further ahead was made by a clock that was wrong
 DEADLINE_S = 60.0  # of one broker's snapshot
 
 # Name, Arrow type, whether it may be null; the meaning of each is in docs/lag.md.
@@ -55,6 +60,7 @@ COLUMNS = (
     ("member_count", "int32", True),
 )
 Row = tuple[str | int | None, ...]  # in the order of COLUMNS
+_Fetched = tuple[broker_pb2.SnapshotHeader, list[broker_pb2.QueueSnapshot]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +114,17 @@ def topic_kind(topic: str) -> str:
 
 
 async def export(
-    connection: Connection, directory: Path, clock: Clock, *, forget: Sequence[str] = ()
+    connection: Connection,
+    directory: Path,
+    clock: Clock,
+    *,
+    forget: Sequence[str] = (),
+    patience_s: float = 0.0,
 ) -> Snapshot:
     """Write one snapshot of all broker groups below ``directory``.
+
+    A broker group without a writer that answers is asked again for ``patience_s``: its writer may
+    be changing.
 
     A group that was expected by the newest snapshot there is expected again, also when no name
     server knows it any more, unless ``forget`` names it. Raises RouteNotFound (no broker is known),
@@ -122,18 +136,22 @@ async def export(
     started = datetime.fromtimestamp(started_ms / 1000, UTC)
     # Ids sort by time; two exports of one millisecond differ, too.
     snapshot_id = f"{started:%Y%m%dT%H%M%S}.{started_ms % 1000:03d}Z-{secrets.token_hex(4)}"
-    writers: dict[str, namesrv_pb2.Member | None] = {}  # None: no writer is registered
-    for status in await connection.members():
-        member = status.member
-        is_writer = member.role == common_pb2.MEMBER_ROLE_WRITER
-        writers[member.broker_group] = member if is_writer else writers.get(member.broker_group)
-    before = newest(directory)
+    writers = await _writers(connection)
+    before = newest(directory, started_ms)
     expected = sorted({*writers, *(before.expected if before else ())} - set(forget))
     if not expected:
         raise RouteNotFound("no broker is registered at the name server")
     folder = directory / f"snapshot={snapshot_id}"
+    give_up_s = clock.monotonic_s() + patience_s
+
+    def ask_again() -> bool:
+        return clock.monotonic_s() < give_up_s
+
     results = await asyncio.gather(
-        *(_export_group(connection, folder, group, writers.get(group)) for group in expected)
+        *(
+            _export_group(folder, group, _fetch_from_writer(connection, group, writers, ask_again))
+            for group in expected
+        )
     )
     exported = [result for result in results if isinstance(result, ExportedGroup)]
     failed = [result for result in results if isinstance(result, FailedGroup)]
@@ -147,16 +165,21 @@ async def export(
     return manifest
 
 
+async def _writers(connection: Connection) -> dict[str, namesrv_pb2.Member | None]:
+    """The registered broker groups, each with its writer; None: no writer is registered."""
+    writers: dict[str, namesrv_pb2.Member | None] = {}
+    for status in await connection.members():
+        member = status.member
+        is_writer = member.role == common_pb2.MEMBER_ROLE_WRITER
+        writers[member.broker_group] = member if is_writer else writers.get(member.broker_group)
+    return writers
+
+
 async def _export_group(
-    connection: Connection,
-    folder: Path,
-    group: str,
-    member: namesrv_pb2.Member | None,
+    folder: Path, group: str, fetched: Awaitable[_Fetched]
 ) -> ExportedGroup | FailedGroup:
     try:
-        if member is None:
-            raise PeerUnavailable("no writer is registered")
-        header, queues = await _fetch(connection, member)
+        header, queues = await fetched
     except CometError as error:
         return FailedGroup(group, error.name(), error.message)
     # The snapshot's id is the folder's name, and so in every row.
@@ -175,9 +198,27 @@ async def _export_group(
     )
 
 
-async def _fetch(
-    connection: Connection, member: namesrv_pb2.Member
-) -> tuple[broker_pb2.SnapshotHeader, list[broker_pb2.QueueSnapshot]]:
+async def _fetch_from_writer(
+    connection: Connection,
+    group: str,
+    writers: Mapping[str, namesrv_pb2.Member | None],
+    ask_again: Callable[[], bool],
+) -> _Fetched:
+    """The snapshot of a broker group's writer. While it may, asks the writer of that moment."""
+    while True:
+        try:
+            member = writers.get(group)
+            if member is None:
+                raise PeerUnavailable("no writer is registered")
+            return await _fetch(connection, member)
+        except CometError as error:
+            if error.retry is Retry.NEVER or group not in writers or not ask_again():
+                raise
+        await asyncio.sleep(POLL_INTERVAL_S)
+        writers = await _writers(connection)
+
+
+async def _fetch(connection: Connection, member: namesrv_pb2.Member) -> _Fetched:
     """A broker's whole snapshot; a stream that breaks off gives nothing."""
     header = broker_pb2.SnapshotHeader()
     queues: list[broker_pb2.QueueSnapshot] = []
@@ -248,13 +289,14 @@ def _arrow() -> Any:
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
     """A Parquet file with these rows."""
     arrow = _arrow()
-    fields = [arrow.field(name, getattr(arrow, kind)(), null) for name, kind, null in COLUMNS]
+    schema = [arrow.field(name, getattr(arrow, kind)(), null) for name, kind, null in COLUMNS]
     columns = zip(*rows, strict=True) if rows else [()] * len(COLUMNS)
     arrays = [
-        arrow.array(column, field.type) for column, field in zip(columns, fields, strict=True)
+        arrow.array(column, field.type) for column, field in zip(columns, schema, strict=True)
     ]
     sink = arrow.BufferOutputStream()
-    arrow.parquet.write_table(arrow.Table.from_arrays(arrays, schema=arrow.schema(fields)), sink)
+    table = arrow.Table.from_arrays(arrays, schema=arrow.schema(schema))
+    arrow.parquet.write_table(table, sink, write_page_checksum=True)
     _write(path, sink.getvalue().to_pybytes())
 
 
@@ -277,12 +319,39 @@ def _write(path: Path, content: bytes) -> None:
         raise ConfigInvalid(f"cannot write {path}: {error.strerror}") from None
 
 
-def newest(directory: Path) -> Snapshot | None:
-    """The newest finished snapshot below ``directory`` that this program understands."""
+def newest(directory: Path, now_ms: int) -> Snapshot | None:
+    """The newest finished snapshot below ``directory`` that this program understands, and that did
+    not begin in the future. A manifest that cannot be read is logged, and passed over.
+    """
     for path in sorted(directory.glob(f"snapshot=*/{MANIFEST}"), reverse=True):
-        found = json.loads(path.read_bytes())
-        if found["schema_version"] == SCHEMA_VERSION:
-            exported = [ExportedGroup(**group) for group in found.pop("exported")]
-            failed = [FailedGroup(**group) for group in found.pop("failed")]
-            return Snapshot(**found, exported=exported, failed=failed)
+        try:
+            found = _manifest(path)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            _log.warning("manifest passed over", extra=fields(file=path, error=reason))
+            continue
+        if found is not None and found.started_ms <= now_ms + AHEAD_MS_MAX:
+            return found
     return None
+
+
+def _manifest(path: Path) -> Snapshot | None:
+    """None: it is of another schema. A later release may have added fields to this one."""
+    content = json.loads(path.read_bytes())
+    if content["schema_version"] != SCHEMA_VERSION:
+        return None
+    if not all(isinstance(group, str) for group in content["expected"]):
+        raise TypeError(f"expected is {content['expected']!r}")
+    return Snapshot(
+        schema_version=SCHEMA_VERSION,
+        snapshot_id=str(content["snapshot_id"]),
+        started_ms=int(content["started_ms"]),
+        expected=list(content["expected"]),
+        exported=[ExportedGroup(**_known(ExportedGroup, one)) for one in content["exported"]],
+        failed=[FailedGroup(**_known(FailedGroup, one)) for one in content["failed"]],
+        completeness=float(content["completeness"]),
+    )
+
+
+def _known(kind: type[ExportedGroup | FailedGroup], found: Mapping[str, Any]) -> dict[str, Any]:
+    return {one.name: found[one.name] for one in dataclass_fields(kind)}

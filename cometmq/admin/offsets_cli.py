@@ -16,6 +16,8 @@ from cometmq.admin.commandline import Group, namesrv_option, or_before, secret_o
 from cometmq.admin.offsets import Snapshot
 from cometmq.clock import SystemClock
 
+PATIENCE_S = 15.0  # a planned change of the writer takes seconds, a fail-over some more
+
 
 @click.group("offsets", cls=Group)
 def offsets_group() -> None:
@@ -71,17 +73,21 @@ def offsets_export(
     mqadmin has no such verb.
     """
     clock = SystemClock()
-    newest = offsets.newest(directory)
+    newest = offsets.newest(directory, clock.wall_ms())
     if newest is not None and interval_s and newest.completeness == 1:
         age_s = (clock.wall_ms() - newest.started_ms) / 1000
         if age_s < interval_s:
-            print(f"the newest snapshot is {age_s:.0f} s old: nothing to do", file=sys.stderr)
+            print(
+                f"the newest snapshot is {max(0, age_s):.0f} s old: nothing to do", file=sys.stderr
+            )
             _show(directory, newest, output)
             return
 
     async def run() -> Snapshot:
         async with connection_to(namesrv, secret_file) as connection:
-            return await offsets.export(connection, directory, clock, forget=forget)
+            return await offsets.export(
+                connection, directory, clock, forget=forget, patience_s=PATIENCE_S
+            )
 
     _show(directory, asyncio.run(run()), output)
 

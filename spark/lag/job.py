@@ -4,8 +4,8 @@
 
 Reads the newest snapshots that ``cometmq offsets export`` wrote, writes Parquet tables and
 ``latest.json`` into the results folder, and prints what they say. docs/lag.md explains the columns.
-Exit codes: 0 done, also when a broker group is missing, which the answer says; 1 there is no
-snapshot, or no Java; 2 the command line is wrong.
+Exit codes: 0 done, also when a broker group is missing or a file cannot be read, which the answer
+says; 1 there is no snapshot, or no Java; 2 the command line is wrong.
 """
 
 from __future__ import annotations
@@ -65,9 +65,8 @@ def arguments_of(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def run(spark: SparkSession, snapshots: Path, results: Path, window: int) -> dict[str, Any]:
-    """Read, transform, write; the summary, which is latest.json too. Raises NoSnapshot."""
-    work = plan(snapshots, window)
+def run(spark: SparkSession, work: Plan, results: Path) -> dict[str, Any]:
+    """Read, transform, write; the summary, which is latest.json too."""
     rows = spark.read.schema(SNAPSHOT).parquet(*work.files)
     lag = compute(rows, brokers_frame(spark, work.brokers), complete=work.complete)
     run_id = publish.new_run_id()
@@ -80,8 +79,13 @@ def run(spark: SparkSession, snapshots: Path, results: Path, window: int) -> dic
         publish.write_json(folder / publish.SUMMARY, summary)
     for table in lag.tables().values():
         table.unpersist()
-    publish.point_to(results, summary)
+    publish.point_to(results, summary, now_ms())
     return summary
+
+
+def now_ms() -> int:
+    """The time."""
+    return int(datetime.now(UTC).timestamp() * 1000)
 
 
 def _write(table: DataFrame, path: Path, run_id: str, work: Plan) -> dict[str, int]:
@@ -116,7 +120,7 @@ def _about(work: Plan, run_id: str, results: Path) -> dict[str, Any]:
     return {
         **about,
         "run_id": run_id,
-        "finished_ms": int(datetime.now(UTC).timestamp() * 1000),
+        "finished_ms": now_ms(),
         "path": f"{results}/run={run_id}",
     }
 
@@ -144,20 +148,19 @@ def _first(table: DataFrame, *order: Any) -> list[dict[str, Any]]:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = arguments_of(argv)
     try:
-        plan(arguments.snapshots, 1)  # nothing to compute: say so before Spark takes its seconds
+        # Before Spark takes its seconds: there may be nothing to compute.
+        work = plan(arguments.snapshots, arguments.window, now_ms())
         spark = open_session(arguments.master)
     except (NoSnapshot, JavaMissing) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     try:
-        summary = run(spark, arguments.snapshots, arguments.results, arguments.window)
+        summary = run(spark, work, arguments.results)
     finally:
         spark.stop()
     if arguments.keep_days is not None:
         before = datetime.now(UTC) - timedelta(days=arguments.keep_days)
-        kept = {
-            Path(file).parent.parent for file in plan(arguments.snapshots, arguments.window).files
-        }
+        kept = {Path(file).parent.parent for file in work.files}
         publish.remove_old(arguments.results, arguments.snapshots, before, kept)
     print(json.dumps(summary, indent=2) if arguments.output == "json" else report.text(summary))
     return 0

@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from spark.lag.snapshots import AHEAD_MS_MAX
+
 LATEST = "latest.json"
 _BEGAN = re.compile(r"(?<==)\d{8}T\d{6}")  # in the names of runs and snapshots
 SUMMARY = "_summary.json"  # in the run's folder; readers of Parquet folders pass over it
@@ -39,24 +41,27 @@ def building(results: Path, run_id: str) -> Iterator[Path]:
         raise
 
 
-def point_to(results: Path, summary: dict[str, Any]) -> bool:
+def point_to(results: Path, summary: dict[str, Any], now_ms: int) -> bool:
     """Let ``latest.json`` be this run, unless it is of a newer snapshot already: a slow run that
-    ends late must not take the newest numbers away. Answers whether it is.
+    ends late must not take the newest numbers away. A snapshot from the future is not newer: the
+    clock of its exporter was wrong. Answers whether it is.
     """
-    latest = read_latest(results)
-    if latest is not None and latest["snapshot_id"] > summary["snapshot_id"]:
+    latest = read_latest(results) or {"snapshot_id": "", "started_ms": 0}
+    is_newer = latest["snapshot_id"] > summary["snapshot_id"]
+    if is_newer and latest["started_ms"] <= now_ms + AHEAD_MS_MAX:
         return False
     write_json(results / LATEST, summary)
     return True
 
 
 def read_latest(results: Path) -> dict[str, Any] | None:
-    """What ``latest.json`` says; None before the first run."""
-    path = results / LATEST
-    if not path.exists():
+    """What ``latest.json`` says; None before the first run, and if the file is damaged."""
+    try:
+        found: dict[str, Any] = json.loads((results / LATEST).read_bytes())
+        types = [type(found[name]) for name in ("snapshot_id", "run_id", "started_ms")]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    found: dict[str, Any] = json.loads(path.read_bytes())
-    return found
+    return found if types == [str, str, int] else None
 
 
 def remove_old(results: Path, snapshots: Path, before: datetime, kept: Collection[Path]) -> int:
@@ -71,13 +76,22 @@ def remove_old(results: Path, snapshots: Path, before: datetime, kept: Collectio
         *results.glob(".run=*.tmp"),
         *snapshots.glob("snapshot=*"),
     ]:
-        began = _BEGAN.search(folder.name)
-        if began is None or folder in stays or not folder.is_dir():
-            continue
-        if datetime.strptime(began[0], "%Y%m%dT%H%M%S").replace(tzinfo=UTC) < before:
+        began = _began(folder.name)
+        if began is not None and began < before and folder not in stays and folder.is_dir():
             shutil.rmtree(folder, ignore_errors=True)  # another run may remove it too
             removed += 1
     return removed
+
+
+def _began(name: str) -> datetime | None:
+    """When a run or a snapshot began, by its folder's name; None: the name has no such time."""
+    found = _BEGAN.search(name)
+    if found is None:
+        return None
+    try:
+        return datetime.strptime(found[0], "%Y%m%dT%H%M%S").replace(tzinfo=UTC)
+    except ValueError:
+        return None
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

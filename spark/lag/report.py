@@ -92,6 +92,7 @@ def text(summary: Mapping[str, Any]) -> str:
         f" snapshots, queues by status: {', '.join(counts) or 'no queue'}"
     ]
     parts += [f"missing: {group}: {why}" for group, why in summary["missing"].items()]
+    parts += [f"left out: {file}: {why}" for file, why in summary["left_out"].items()]
     for title, name, columns in (
         ("groups", "groups", (_GROUP, *_LAG)),
         ("topics of groups", "topics", (_GROUP, _TOPIC, *_LAG)),

@@ -37,6 +37,8 @@ TIMESTAMPS = {
     "max_store_time": "max_store_time_ms",
     "committed_store_time": "committed_store_time_ms",
 }
+_ARROW: dict[type[DataType], str] = {StringType: "string", LongType: "int64", IntegerType: "int32"}
+ARROW_TYPES = {name: _ARROW[type(kind)] for name, kind, _ in _FIELDS}
 SNAPSHOT = StructType([StructField(*field) for field in _FIELDS])
 
 

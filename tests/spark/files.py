@@ -8,7 +8,7 @@ from typing import Any
 
 from cometmq.admin import offsets
 
-T0 = 1_800_000_000_000
+T0 = 1_700_000_000_000
 MINUTE = 60_000
 
 Point = Mapping[str, Any]  # a row, by column; what is missing has its default

@@ -15,6 +15,7 @@ pytest.importorskip("pyarrow", reason="pyarrow is missing (extra lag: make setup
 from pyspark.sql import SparkSession
 
 from spark.lag import job, publish, report
+from spark.lag.snapshots import plan
 from tests.spark.files import MINUTE, T0, export
 
 STORED = T0 + 2 * MINUTE - 10_000  # ten seconds before the newer snapshot
@@ -37,7 +38,7 @@ def results(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pa
             {"topic": "%DLQ%G", "topic_kind": "dlq", "max_offset": 3, **dead},
         ],
     }, missing=["g2"])  # fmt: skip
-    job.run(spark, snapshots, directory / "results", 10)
+    job.run(spark, plan(snapshots, 10, job.now_ms()), directory / "results")
     return directory / "results"
 
 

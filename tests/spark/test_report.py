@@ -48,12 +48,14 @@ def test_the_report_says_what_is_missing() -> None:
     summary = {
         "snapshot_id": "s1", "snapshot_count": 2, "completeness": 0.5, "expected": ["g1", "g2"],
         "missing": {"g2": "PEER_UNAVAILABLE: silent"}, "status_counts": {"WARN": 1, "OK": 2},
+        "left_out": {"a/b": "it is cut"},
         "rows": {"groups": 201, "topics": 1, "depths": 0}, "path": "results/run=r",
         "groups": [ROW], "topics": [ROW], "depths": [],
     }  # fmt: skip
     text = report.text(summary)
     assert "50% of 2 broker groups" in text
     assert "missing: g2: PEER_UNAVAILABLE: silent" in text
+    assert "left out: a/b: it is cut" in text
     assert "WARN 1, OK 2" in text
     assert "… and 200 more in results/run=r/groups" in text
     assert "T/g1/0: 2 wait, no commit" in text  # the reason's queue, not the one with the most lag

@@ -18,6 +18,7 @@ from pyarrow import parquet
 from cometmq.admin import offsets
 from cometmq.admin.cli import cli
 from cometmq.admin.connection import Connection
+from cometmq.clock import SystemClock
 from cometmq.errors import ConfigInvalid, PeerUnavailable, RouteNotFound
 from cometmq.v1 import broker_pb2 as b
 from cometmq.v1 import broker_pb2_grpc
@@ -174,7 +175,7 @@ async def test_a_snapshot_of_all_brokers(
     ]
     assert [row["group"] for row in rows(tmp_path, found, "g1")] == ["G", "H", None]
     assert {row["snapshot_id"] for row in rows(tmp_path, found, "g2")} == {found.snapshot_id}
-    assert offsets.newest(tmp_path) == found
+    assert offsets.newest(tmp_path, 2 * NOW_MS) == found
 
 
 async def test_a_broker_that_is_away_is_named(
@@ -206,6 +207,31 @@ async def test_what_was_expected_once_is_expected_until_forgotten(
     forgotten = await offsets.export(connection, tmp_path, clock, forget=["g2"])
     assert (forgotten.expected, forgotten.completeness) == (["g1"], 1.0)
     assert (await offsets.export(connection, tmp_path, clock)).expected == ["g1"]
+
+
+async def test_a_change_of_the_writer_is_waited_for(
+    brokers: Cluster, connection: Connection, tmp_path: Path
+) -> None:
+    brokers.namesrv.brokers.remove(brokers.g2)
+    follower = n.Member(broker_group="g2", role=c.MEMBER_ROLE_FOLLOWER, address="h:1")
+    brokers.namesrv.ghosts.append(follower)
+    asked: list[float] = []
+
+    class Waiting(Clock):
+        """The follower writes after it was waited for three times."""
+
+        def monotonic_s(self) -> float:
+            asked.append(0.0)
+            if len(asked) == 4:
+                brokers.namesrv.ghosts.clear()
+                brokers.namesrv.brokers.append(brokers.g2)
+            return 0.0
+
+        boottime_s = monotonic_s
+
+    found = await offsets.export(connection, tmp_path, Waiting(), patience_s=1.0)
+    assert [entry.broker_group for entry in found.exported] == ["g1", "g2"]
+    assert len(asked) == 4
 
 
 async def test_a_group_without_a_writer_is_expected(
@@ -287,8 +313,58 @@ def test_an_unfinished_snapshot_is_not_the_newest(tmp_path: Path) -> None:
     (tmp_path / "snapshot=c").mkdir()
     newer = {"schema_version": offsets.SCHEMA_VERSION + 1}
     (tmp_path / "snapshot=c" / offsets.MANIFEST).write_text(json.dumps(newer))
-    assert offsets.newest(tmp_path) == finished
-    assert offsets.newest(tmp_path / "nothing") is None
+    assert offsets.newest(tmp_path, NOW_MS) == finished
+    assert offsets.newest(tmp_path / "nothing", NOW_MS) is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b'{"schema_version": 1, "snaps',
+        b"\xff",
+        b"[" * 99_999,
+        b"7",
+        b'{"schema_version": 1}',
+        b'{"schema_version": 1, "snapshot_id": "b", "started_ms": "x", "expected": [], '
+        b'"exported": [], "failed": [], "completeness": 1}',
+        b'{"schema_version": 1, "snapshot_id": "b", "started_ms": 1, "expected": [7], '
+        b'"exported": [{}], "failed": [], "completeness": 1}',
+        None,
+    ],
+)
+def test_a_manifest_that_cannot_be_read_is_named_and_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes | None
+) -> None:
+    finished = manifest("a")
+    offsets.write_manifest(tmp_path / "snapshot=a", finished)
+    bad = tmp_path / "snapshot=b" / offsets.MANIFEST
+    bad.parent.mkdir()
+    if content is None:
+        bad.mkdir()
+    else:
+        bad.write_bytes(content)
+    assert offsets.newest(tmp_path, NOW_MS) == finished
+    assert str(bad) in caplog.text
+
+
+def test_a_manifest_may_have_fields_of_a_later_release(tmp_path: Path) -> None:
+    offsets.write_manifest(tmp_path / "snapshot=a", manifest("a"))
+    path = tmp_path / "snapshot=a" / offsets.MANIFEST
+    content = json.loads(path.read_text())
+    content["exported"][0]["later"] = content["later"] = 1
+    path.write_text(json.dumps(content))
+    assert offsets.newest(tmp_path, NOW_MS) == manifest("a")
+
+
+def test_a_snapshot_from_the_future_is_not_the_newest(tmp_path: Path) -> None:
+    """The clock of an exporter was wrong. Its snapshot would be the newest for years."""
+    offsets.write_manifest(tmp_path / "snapshot=a", manifest("a", started_ms=NOW_MS))
+    ahead = manifest("b", started_ms=NOW_MS + offsets.AHEAD_MS_MAX + 1)
+    offsets.write_manifest(tmp_path / "snapshot=b", ahead)
+    newest = offsets.newest(tmp_path, NOW_MS)
+    assert newest is not None
+    assert newest.snapshot_id == "a"
 
 
 def manifest(snapshot_id: str, *, failed: bool = False, started_ms: int = 0) -> offsets.Snapshot:
@@ -315,8 +391,8 @@ def test_no_name_server_is_exit_code_1(tmp_path: Path) -> None:
 
 
 def test_a_young_complete_snapshot_is_enough(tmp_path: Path) -> None:
-    far_ahead = manifest("a", started_ms=10**14)
-    offsets.write_manifest(tmp_path / "snapshot=a", far_ahead)
+    young = manifest("a", started_ms=SystemClock().wall_ms())
+    offsets.write_manifest(tmp_path / "snapshot=a", young)
     result = run("--output", str(tmp_path), "--at-most-once-per", "60", "--form", "json")
     assert result.exit_code == 0
     assert json.loads(result.stdout)["snapshot_id"] == "a"
