@@ -24,6 +24,7 @@ from cometmq.model import (
     QUEUES_PER_TOPIC_MAX,
     FlushMode,
     ReplicationMode,
+    TopicConfig,
 )
 from cometmq.rpc.addresses import parse_addresses
 
@@ -135,9 +136,12 @@ class MemberConfig(ServiceConfig):
             rocketmq="defaultTopicQueueNums",
         ),
     )
-    flush_disk_type: FlushDiskType = field(
-        default=FlushDiskType.ASYNC_FLUSH,
-        metadata=about("Flush mode of new topics.", rocketmq="flushDiskType"),
+    flush_disk_type: FlushDiskType | None = field(
+        default=None,
+        metadata=about(
+            "Flush mode of new topics. None: SYNC_FLUSH; with the transient store pool ASYNC_FLUSH.",
+            rocketmq="flushDiskType",
+        ),
     )
     topics_max: int = field(
         default=10_000, metadata=about("Topics on this member.", minimum=1, maximum=100_000)
@@ -591,10 +595,11 @@ class MemberConfig(ServiceConfig):
     )
 
     # --- replication ---
-    replication_mode: ReplicationMode = field(
-        default=ReplicationMode.ASYNC,
+    replication_mode: ReplicationMode | None = field(
+        default=None,
         metadata=about(
-            "Replication mode of new topics: which copies an acknowledgement waits for.",
+            "Replication mode of new topics: which copies an acknowledgement waits for. None: "
+            "APPENDED in a group with followers, else ASYNC; with the transient store pool ASYNC.",
             rocketmq="brokerRole",
         ),
     )
@@ -673,6 +678,32 @@ class MemberConfig(ServiceConfig):
         """Bytes of the transient store pool; 0 without one."""
         return self.transient_store_pool_bytes_max if self.transient_store_pool_enable else 0
 
+    @property
+    def has_followers(self) -> bool:
+        """Whether other members copy this one's log. The options say so, not who is connected now:
+        a topic that is made while a follower is away must wait for it later.
+        """
+        return bool(self.lease) and len(self.peers) != 1
+
+    @property
+    def new_topic(self) -> TopicConfig:
+        """What a new topic gets where a request says nothing; the name is missing. The only place
+        that decides the durability of new topics.
+        """
+        is_in_memory = self.transient_store_pool_enable
+        flush, copies = FlushMode.SYNC, ReplicationMode.APPENDED
+        if is_in_memory:
+            flush = FlushMode.ASYNC
+        if is_in_memory or not self.has_followers:
+            copies = ReplicationMode.ASYNC
+        return TopicConfig(
+            "",
+            self.default_topic_queue_nums,
+            self.default_topic_queue_nums,
+            flush_mode=self.flush_disk_type.value if self.flush_disk_type else flush,
+            replication_mode=self.replication_mode or copies,
+        )
+
     def __post_init__(self) -> None:
         _check_broker_group(self.broker_group)
         _check_name("cluster", self.cluster)
@@ -688,7 +719,7 @@ class MemberConfig(ServiceConfig):
             )
         if not all(cpu.isdecimal() for cpu in self.cpu_affinity):
             raise ConfigInvalid("option cpu_affinity: CPU numbers, such as 0;1")
-        if self.transient_store_pool_enable and self.replication_mode is not ReplicationMode.ASYNC:
+        if self.transient_store_pool_enable and (self.replication_mode or 0) > ReplicationMode.ASYNC:
             raise ConfigInvalid(
                 "option transient_store_pool_enable: what it keeps in memory is not there for "
                 "followers; use it with replication_mode ASYNC only"

@@ -327,7 +327,7 @@ def adopt_tables(state: BrokerState, tables: Tables, queues: Queues, flush_mode:
     """Let ``state`` hold RocketMQ's tables, and begin a generation in all queues: what was known of
     messages behind those that are as we left them may be said of others now.
 
-    ``flush_mode`` is that of topics new to us. As after an unclean start, no change of its own
+    ``flush_mode`` is that of topics new to us; none of them waits for followers. As after an unclean start, no change of its own
     stands in the log: the state snapshot that begins the epoch has it all.
     """
     _apply(state, state.plan_raise(queues.verified))
@@ -359,9 +359,11 @@ def _topic_changes(
         yield from (TopicDropped(known.name) for known in state.topics if known.name not in found)
     for config in found.values():
         known = state.topics.find(config.name)
-        mode = flush_mode if known is None else known.flush_mode
-        yield TopicPut(replace(config.plain(), flush_mode=mode), state.generations.allocate())
-        before = known or TopicConfig(config.name)
+        before = known or TopicConfig(config.name, flush_mode=flush_mode)
+        put = replace(
+            config.plain(), flush_mode=before.flush_mode, replication_mode=before.replication_mode
+        )
+        yield TopicPut(put, state.generations.allocate())
         typed = config
         if config.name in tables.silent:
             typed = replace(config, message_type=before.message_type, attributes=before.attributes)

@@ -16,7 +16,7 @@ from cometmq.messaging.adoption import Tables
 from cometmq.messaging.changes import GroupPut, OffsetsCommitted, TopicDropped, TopicPut
 from cometmq.messaging.offsets import CommittedOffset
 from cometmq.messaging.state import BrokerState, extras_of
-from cometmq.model import FlushMode, Position, TopicConfig
+from cometmq.model import Position, TopicConfig
 
 Commits = Mapping[tuple[str, str, int], int]  # queue offset by group, topic, queue id
 Maximum = Callable[[str, int], int]  # topic, queue id → offset of the message to come
@@ -28,15 +28,15 @@ def rebuild(
     exported: Tables,
     queues: Iterable[tuple[str, int]],
     maximum: Maximum,
-    flush_mode: FlushMode,
+    new_topic: TopicConfig,
 ) -> list[str]:
     """Let ``state`` and ``commits_left``, what the log still has, have what the others know too.
-    Returns what was assumed, in words. ``flush_mode`` is that of topics whose settings the log does
-    not tell.
+    Returns what was assumed, in words. Topics whose settings the log does not tell have the
+    durability of ``new_topic``.
     """
     offsets = _highest(commits_left, exported.offsets or {})
     notes = []
-    for config, why in list(_merged(state, exported, queues, flush_mode)):
+    for config, why in list(_merged(state, exported, queues, new_topic)):
         if config.name in state.topics:
             state.apply(TopicDropped(config.name))
         state.apply(TopicPut(config.plain(), state.generations.allocate()))
@@ -69,9 +69,10 @@ def _merged(
     state: BrokerState,
     exported: Tables,
     queues: Iterable[tuple[str, int]],
-    flush_mode: FlushMode,
+    new_topic: TopicConfig,
 ) -> Iterator[tuple[TopicConfig, str]]:
     """Each topic, and what was assumed of it; empty: nothing."""
+    flush, copies = new_topic.flush_mode, new_topic.replication_mode
     counts: dict[str, int] = {}
     for topic, queue_id in queues:
         if not topics.is_system(topic):
@@ -84,13 +85,13 @@ def _merged(
         if known is not None:
             config, why = known, ""
         elif other is not None:
-            config = replace(other, flush_mode=flush_mode)
-            why = f"topic {name} is as config/topics.json has it, with flush mode"
+            config = replace(other, flush_mode=flush, replication_mode=copies)
+            why = f"topic {name} is as config/topics.json has it, with"
         else:
-            config = TopicConfig(name, least, least, flush_mode=flush_mode)
-            why = f"topic {name} has the {least} queues that have messages, and flush mode"
+            config = TopicConfig(name, least, least, flush_mode=flush, replication_mode=copies)
+            why = f"topic {name} has the {least} queues that have messages, and"
         if why:
-            why += f" {flush_mode.name.lower()}"
+            why += f" flush mode {flush.name.lower()}, replication mode {copies.name.lower()}"
         read = max(config.read_queue_count, other.read_queue_count if other else 0, least, before)
         write = max(config.write_queue_count, other.write_queue_count if other else 0)
         yield replace(config, read_queue_count=read, write_queue_count=write), why

@@ -14,7 +14,7 @@ from cometmq.member.context import MemberContext
 from cometmq.member.metrics import MemberCollector
 from cometmq.member.read.replica_selector import ReplicaSelector
 from cometmq.messaging.state import BrokerState
-from cometmq.model import QueueKey, TopicConfig
+from cometmq.model import QueueKey
 from cometmq.rpc.shares import Buckets
 from cometmq.telemetry import fields, logger
 from services.broker.groups.clients import ClientList, Senders
@@ -48,17 +48,10 @@ def _notifies_members(state: BrokerState, group: str) -> bool:
 
 def policy_of(config: MemberConfig) -> ProducePolicy:
     """The policy that a broker's options ask for."""
-    count = config.default_topic_queue_nums
     return ProducePolicy(
         in_flight_bytes_max=config.send_in_flight_bytes_max,
         auto_create_topics=config.auto_create_topic_enable,
-        new_topic=TopicConfig(
-            "",
-            count,
-            count,
-            flush_mode=config.flush_disk_type.value,
-            replication_mode=config.replication_mode,
-        ),
+        new_topic=config.new_topic,
         immunity_s=config.check_rules().immunity_s,
         dedup=config.message_dedup_enable,
         sync_flush_timeout_s=config.sync_flush_timeout / 1000,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cometmq.clock import Clock
 from cometmq.errors import StoreDamaged, StoreFailed, StoreForeignFile
-from cometmq.member.config import MemberConfig
+from cometmq.member.config import FlushDiskType, MemberConfig
 from cometmq.member.state.exports import Exporter
 from cometmq.messaging import adoption, rocketmq_tables
 from cometmq.messaging.adoption import Queues, Tables
@@ -46,7 +46,9 @@ def adopt_tables(
         verified=lambda topic, queue_id: store.queue_offset_at(topic, queue_id, sure),
         maximum=lambda topic, queue_id: store.queue_bounds(topic, queue_id)[1],
     )
-    adoption.adopt_tables(state, tables, queues, config.flush_disk_type.value)
+    # RocketMQ has no durability of a topic: its broker's default is ours for the topics it made.
+    flush = config.flush_disk_type or FlushDiskType.ASYNC_FLUSH
+    adoption.adopt_tables(state, tables, queues, flush.value)
     deleted = {topic for topic, _ in queues.known if topic not in state.topics}
     log.warning(
         "adopted what another program wrote",

@@ -403,7 +403,7 @@ def _rebuild(
         approval.exported,
         [*store.queues(), *((topic, n - 1) for topic, n in (store.state_lost or {}).items() if n)],
         lambda topic, queue_id: store.queue_bounds(topic, queue_id)[1],
-        config.flush_disk_type.value,
+        config.new_topic,
     ):
         log.warning("the state was lost in part: %s", line)
 
