@@ -19,7 +19,7 @@ from bench.stage import QUEUE_COUNT
 from cometmq.admin import local, ops
 from cometmq.admin.connection import Connection
 from cometmq.admin.local import LocalProcess
-from cometmq.model import ReplicationMode
+from cometmq.model import FlushMode, ReplicationMode
 from cometmq.replication.lease import LeaseRecord, record_from
 from cometmq.v1 import member_pb2, member_pb2_grpc
 
@@ -135,7 +135,7 @@ def groups(
 def create_topic(
     namesrv: str, name: str, replication: ReplicationMode, *broker_groups: str
 ) -> None:
-    """With flush as by default, asynchronous."""
+    """With flush mode async."""
 
     async def create() -> None:
         async with Connection(namesrv) as connection:
@@ -144,6 +144,7 @@ def create_topic(
                 name,
                 read_queue_count=QUEUE_COUNT,
                 write_queue_count=QUEUE_COUNT,
+                flush_mode=FlushMode.ASYNC,
                 replication_mode=replication,
                 broker_groups=broker_groups,
             )

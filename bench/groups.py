@@ -257,7 +257,10 @@ def measure_idle(cluster: LocalCluster, seconds: float) -> Idle:
 async def _create_topic(cluster: LocalCluster) -> None:
     async with open_channel(cluster.brokers[0].internal_address) as channel:
         topic = common_pb2.TopicConfig(
-            name=TOPIC, read_queue_count=QUEUES, write_queue_count=QUEUES
+            name=TOPIC,
+            read_queue_count=QUEUES,
+            write_queue_count=QUEUES,
+            flush_mode=common_pb2.FLUSH_MODE_ASYNC,
         )
         stub = broker_pb2_grpc.BrokerAdminServiceStub(channel)
         await stub.PutTopic(broker_pb2.PutTopicRequest(topic=topic), timeout=30)

@@ -122,9 +122,15 @@ async def create_topics(broker: LocalProcess) -> None:
                 name=f"holds-{number}",
                 read_queue_count=QUEUES_PER_TOPIC,
                 write_queue_count=QUEUES_PER_TOPIC,
+                flush_mode=common_pb2.FLUSH_MODE_ASYNC,
             )
             await stub.PutTopic(broker_pb2.PutTopicRequest(topic=topic), timeout=30)
-        topic = common_pb2.TopicConfig(name="late", read_queue_count=8, write_queue_count=8)
+        topic = common_pb2.TopicConfig(
+            name="late",
+            read_queue_count=8,
+            write_queue_count=8,
+            flush_mode=common_pb2.FLUSH_MODE_ASYNC,
+        )
         await stub.PutTopic(broker_pb2.PutTopicRequest(topic=topic), timeout=30)
 
 

@@ -200,7 +200,10 @@ def idle(folder: Path, receives: int, seconds: float) -> dict[str, float]:
             stub = broker_pb2_grpc.BrokerAdminServiceStub(channel)
             for group in range(-(-consumers // MEMBERS_EACH)):
                 topic = common_pb2.TopicConfig(
-                    name=f"idle-{group}", read_queue_count=1, write_queue_count=1
+                    name=f"idle-{group}",
+                    read_queue_count=1,
+                    write_queue_count=1,
+                    flush_mode=common_pb2.FLUSH_MODE_ASYNC,
                 )
                 await stub.PutTopic(broker_pb2.PutTopicRequest(topic=topic), timeout=30)
 

@@ -29,6 +29,7 @@ from bench.stats import ratios
 from cometmq.admin import local, ops
 from cometmq.admin.connection import Connection
 from cometmq.client import PullConsumer
+from cometmq.model import FlushMode
 
 PROJECT = Path(bench.__file__).resolve().parents[1]
 TOPIC = "bench-scale"
@@ -71,7 +72,11 @@ def pin(pid: int, cores: Sequence[int] | frozenset[int]) -> None:
 async def _create_topic(namesrv: str) -> None:
     async with Connection(namesrv) as connection:
         await ops.create_topic(
-            connection, TOPIC, read_queue_count=QUEUE_COUNT, write_queue_count=QUEUE_COUNT
+            connection,
+            TOPIC,
+            read_queue_count=QUEUE_COUNT,
+            write_queue_count=QUEUE_COUNT,
+            flush_mode=FlushMode.ASYNC,
         )
 
 

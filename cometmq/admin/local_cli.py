@@ -28,7 +28,7 @@ def local_group() -> None:
 @click.option("--pullholds", type=click.IntRange(0, 8), help="Default: 0.")
 @click.option(
     "--option", "options", multiple=True, callback=pairs, metavar="NAME=VALUE",
-    help="A broker option, e.g. flush_disk_type=SYNC_FLUSH. May be repeated.",
+    help="A broker option, e.g. flush_disk_type=ASYNC_FLUSH. May be repeated.",
 )  # fmt: skip
 @output_option
 def local_up(

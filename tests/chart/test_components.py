@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cometmq import config
 from cometmq.member.config import MemberConfig
 from tests.support.kube.chart import (
     CHART,
@@ -51,6 +52,26 @@ def test_groups_have_their_own_values_over_the_common_ones() -> None:
     (spread,) = spec["topologySpreadConstraints"]
     assert spread["labelSelector"]["matchLabels"]["cometmq.io/broker-group"] == "c-3"
     assert "nodeSelector" not in pod_template(sets["a"])["spec"]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"), [("defaults", ("SYNC", "APPENDED")), ("minimal", ("SYNC", "ASYNC"))]
+)
+def test_new_topics_are_as_safe_as_the_group_allows(
+    values: str, expected: tuple[str, str]
+) -> None:
+    chart = rendered(values)
+    options = chart.options(chart.one("StatefulSet", "prod-broker-a"))
+    with_place = {**options, "lease": "kubernetes://n/l", "member_id": 0}
+    argv = [f"--{name}={_text(value)}" for name, value in with_place.items()]
+    new = config.load(MemberConfig, argv=argv, environ={}).new_topic
+    assert (new.flush_mode.name, new.replication_mode.name) == expected
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list):
+        return ";".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def claim(workload: Object) -> Object:

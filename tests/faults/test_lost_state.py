@@ -18,7 +18,7 @@ from cometmq.errors import PositionFenced, StoreDamaged, StoreForeignFile
 from cometmq.format import queueunit, record
 from cometmq.format.batch import BatchLimits
 from cometmq.member.state.opening import Opened, open_copy, open_writer
-from cometmq.model import Position
+from cometmq.model import FlushMode, Position
 from cometmq.store.layout import offset_name
 from tests.faults.test_refused_starts import FILE_BYTES, MESSAGES, config_of, grown, log_files
 from tests.support.stores.refusals import fingerprint
@@ -156,6 +156,7 @@ async def test_exports_tell_what_the_log_does_not(tmp_path: Path) -> None:
     state = opened.state
     orders = state.topics.get("orders")
     assert (orders.read_queue_count, orders.write_queue_count) == (8, 8)
+    assert orders.flush_mode is FlushMode.SYNC, "as a new topic"
     assert state.groups["g"].retry_times_max == 5
     offsets = {queue: found.offset for queue, found in state.offsets.of_group("g").items()}
     assert offsets == {("orders", 0): 3, ("orders", 1): 7}, "the log's and the export's"

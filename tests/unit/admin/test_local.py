@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cometmq import config
 from cometmq.admin import local, processes
 from cometmq.admin.local import LocalCluster, LocalProcess
 from cometmq.errors import (
@@ -19,6 +20,7 @@ from cometmq.errors import (
     ProcessFailed,
     ShapeConflict,
 )
+from cometmq.member.config import MemberConfig
 from cometmq.rpc.secret import read_secrets
 
 # Stands in for a service: announces itself as the real ones do, then waits to be stopped.
@@ -323,6 +325,23 @@ def test_the_real_command_line() -> None:
     assert flags["--metrics_port"] == "72"
     assert flags["--store_path"] == "/data/g1/store"
     assert flags["--flush_disk_type"] == "SYNC_FLUSH"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "options", "expected"),
+    [
+        ("broker", "g1", {}, ("SYNC", "ASYNC")),
+        ("haslave", "g1-0", {}, ("SYNC", "APPENDED")),
+        ("haslave", "g1-1", {"flush_disk_type": "ASYNC_FLUSH"}, ("ASYNC", "APPENDED")),
+    ],
+)
+def test_new_topics_of_a_local_cluster_are_safe(
+    tmp_path: Path, kind: str, name: str, options: dict[str, str], expected: tuple[str, str]
+) -> None:
+    cluster = LocalCluster(tmp_path, (), options)
+    flags = local._command(cluster, name, kind, None)[4:]
+    new = config.load(MemberConfig, argv=flags, environ={}).new_topic
+    assert (new.flush_mode.name, new.replication_mode.name) == expected
 
 
 async def test_the_secret_is_known_to_all(

@@ -23,6 +23,38 @@ def test_the_pool_is_refused_where_new_topics_want_the_disk() -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "flush", "copies"),
+    [
+        ({}, "SYNC", "ASYNC"),
+        ({"lease": "file:///lease"}, "SYNC", "APPENDED"),
+        ({"lease": "file:///lease", "peers": ("0@a:10912", "1@b:10912")}, "SYNC", "APPENDED"),
+        ({"lease": "file:///lease", "peers": ("0@a:10912",)}, "SYNC", "ASYNC"),
+        ({"peers": ("0@a:10912",)}, "SYNC", "ASYNC"),
+        ({"flush_disk_type": FlushDiskType.ASYNC_FLUSH}, "ASYNC", "ASYNC"),
+        (
+            {"lease": "file:///lease", "flush_disk_type": FlushDiskType.ASYNC_FLUSH},
+            "ASYNC",
+            "APPENDED",
+        ),
+        ({"lease": "file:///lease", "replication_mode": ReplicationMode.ASYNC}, "SYNC", "ASYNC"),
+        (
+            {"lease": "file:///lease", "replication_mode": ReplicationMode.FLUSHED},
+            "SYNC",
+            "FLUSHED",
+        ),
+        ({"replication_mode": ReplicationMode.APPENDED}, "SYNC", "APPENDED"),
+        ({"lease": "file:///lease", "transient_store_pool_enable": True}, "ASYNC", "ASYNC"),
+    ],
+)
+def test_a_new_topic_is_as_safe_as_its_group_can_make_it(
+    options: dict[str, Any], flush: str, copies: str
+) -> None:
+    """Unless an option says otherwise."""
+    new = MemberConfig(**options).new_topic
+    assert (new.flush_mode.name, new.replication_mode.name) == (flush, copies)
+
+
+@pytest.mark.parametrize(
     ("options", "complaint"),
     [
         ({"delete_when": ("24",)}, "delete_when"),

@@ -23,7 +23,7 @@ from cometmq.messaging.offsets import CommittedOffset
 from cometmq.messaging.quotas import Quota
 from cometmq.messaging.rocketmq_tables import DELAYS, GROUPS, OFFSETS, TOPICS, SnapshotMark, export
 from cometmq.messaging.state import BrokerState
-from cometmq.model import FlushMode, MessageType, Position, TopicConfig
+from cometmq.model import FlushMode, MessageType, Position, ReplicationMode, TopicConfig
 
 ORDERS = TopicConfig("orders", 2, 2, flush_mode=FlushMode.SYNC)
 
@@ -212,6 +212,15 @@ def test_its_tables_replace_ours() -> None:
     }
     assert state.delays == {2: 9}
     state.validate()
+
+
+def test_a_topic_keeps_its_durability_on_the_way_back() -> None:
+    """RocketMQ's tables have none."""
+    ours = replace(ORDERS, replication_mode=ReplicationMode.FLUSHED)
+    state = state_with(ours)
+    adopt_tables(state, Tables(topics={"orders": TopicConfig("orders")}), queues(), FlushMode.ASYNC)
+    found = state.topics.get("orders")
+    assert (found.flush_mode, found.replication_mode) == (ours.flush_mode, ours.replication_mode)
 
 
 def test_positions_hold_as_far_as_the_log_is_ours() -> None:

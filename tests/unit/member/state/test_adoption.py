@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,11 +10,12 @@ from cometmq.clock import SystemClock
 from cometmq.errors import StoreDamaged, StoreFailed
 from cometmq.format import record
 from cometmq.format.batch import BatchLimits
-from cometmq.member.config import MemberConfig
+from cometmq.member.config import FlushDiskType, MemberConfig
 from cometmq.member.state.adoption import read
 from cometmq.member.state.exports import Exporter
 from cometmq.member.state.opening import Opened, open_writer
 from cometmq.messaging.rocketmq_tables import OFFSETS, TOPICS, mark_of, parse
+from cometmq.model import FlushMode, ReplicationMode
 from tests.support.cluster.broker import config_for
 from tests.support.stores.small_stores import append
 
@@ -64,6 +66,26 @@ def test_the_tables_are_in_the_log_and_the_files_before_anything_is_served(
     assert again.state.topics.find("orders") == opened.state.topics.find("orders")
     assert list(again.state.offsets) == list(opened.state.offsets) != []
     again.store.abandon()
+
+
+@pytest.mark.parametrize(
+    ("options", "flush"),
+    [
+        ({}, FlushMode.ASYNC),
+        ({"flush_disk_type": FlushDiskType.SYNC_FLUSH}, FlushMode.SYNC),
+        ({"flush_disk_type": FlushDiskType.ASYNC_FLUSH}, FlushMode.ASYNC),
+    ],
+)
+def test_topics_of_rocketmq_keep_what_it_gives(
+    tmp_path: Path, options: dict[str, Any], flush: FlushMode
+) -> None:
+    """The flush mode of its broker, which is asynchronous unless an option names it; no copies."""
+    config = config_for(tmp_path, lease="file:///lease", **options)
+    as_rocketmq(config, forget_us=True)
+    opened = open_it(config)
+    orders = opened.state.topics.get("orders")
+    assert (orders.flush_mode, orders.replication_mode) == (flush, ReplicationMode.ASYNC)
+    opened.store.close()
 
 
 def test_files_that_cannot_be_written_keep_the_store_shut(
