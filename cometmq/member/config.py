@@ -139,7 +139,7 @@ class MemberConfig(ServiceConfig):
     flush_disk_type: FlushDiskType | None = field(
         default=None,
         metadata=about(
-            "Flush mode of new topics. None: SYNC_FLUSH; with the transient store pool ASYNC_FLUSH.",
+            "Flush mode of new topics. None: SYNC_FLUSH; with a transient store pool ASYNC_FLUSH.",
             rocketmq="flushDiskType",
         ),
     )
@@ -599,7 +599,7 @@ class MemberConfig(ServiceConfig):
         default=None,
         metadata=about(
             "Replication mode of new topics: which copies an acknowledgement waits for. None: "
-            "APPENDED in a group with followers, else ASYNC; with the transient store pool ASYNC.",
+            "APPENDED in a group with followers, else ASYNC; with a transient store pool ASYNC.",
             rocketmq="brokerRole",
         ),
     )
@@ -719,7 +719,10 @@ class MemberConfig(ServiceConfig):
             )
         if not all(cpu.isdecimal() for cpu in self.cpu_affinity):
             raise ConfigInvalid("option cpu_affinity: CPU numbers, such as 0;1")
-        if self.transient_store_pool_enable and (self.replication_mode or 0) > ReplicationMode.ASYNC:
+        if (
+            self.transient_store_pool_enable
+            and (self.replication_mode or 0) > ReplicationMode.ASYNC
+        ):
             raise ConfigInvalid(
                 "option transient_store_pool_enable: what it keeps in memory is not there for "
                 "followers; use it with replication_mode ASYNC only"

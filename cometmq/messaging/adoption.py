@@ -327,8 +327,9 @@ def adopt_tables(state: BrokerState, tables: Tables, queues: Queues, flush_mode:
     """Let ``state`` hold RocketMQ's tables, and begin a generation in all queues: what was known of
     messages behind those that are as we left them may be said of others now.
 
-    ``flush_mode`` is that of topics new to us; none of them waits for followers. As after an unclean start, no change of its own
-    stands in the log: the state snapshot that begins the epoch has it all.
+    ``flush_mode`` is that of topics new to us; none of them waits for followers. As after an
+    unclean start, no change of its own stands in the log: the state snapshot that begins the epoch
+    has it all.
     """
     _apply(state, state.plan_raise(queues.verified))
     _apply(state, _topic_changes(state, tables, queues, flush_mode))

@@ -57,9 +57,7 @@ def test_groups_have_their_own_values_over_the_common_ones() -> None:
 @pytest.mark.parametrize(
     ("values", "expected"), [("defaults", ("SYNC", "APPENDED")), ("minimal", ("SYNC", "ASYNC"))]
 )
-def test_new_topics_are_as_safe_as_the_group_allows(
-    values: str, expected: tuple[str, str]
-) -> None:
+def test_new_topics_are_as_safe_as_the_group_allows(values: str, expected: tuple[str, str]) -> None:
     chart = rendered(values)
     options = chart.options(chart.one("StatefulSet", "prod-broker-a"))
     with_place = {**options, "lease": "kubernetes://n/l", "member_id": 0}

@@ -278,7 +278,8 @@ async def test_an_epoch_that_no_group_has_is_not_passed_over(
 
 
 async def test_asynchronous_groups_fail_over_and_keep_what_was_lost_aside(tmp_path: Path) -> None:
-    async with live_group(tmp_path, **QUICK, **UNFLUSHED) as group:
+    alone = {"replication_mode": ReplicationMode.ASYNC}
+    async with live_group(tmp_path, **QUICK, **UNFLUSHED, **alone) as group:
         await group[0].client.put_topic("T", 1, ASYNC)
         await acknowledged(group[0], b"kept")
         await group.all_in_sync(0, 1)
@@ -307,7 +308,8 @@ async def test_asynchronous_groups_fail_over_and_keep_what_was_lost_aside(tmp_pa
 
 
 async def test_an_asynchronous_group_may_wait_for_an_operator(tmp_path: Path) -> None:
-    options: dict[str, Any] = {**QUICK, "promote_async": PromoteAsync.NEVER}
+    alone = {"promote_async": PromoteAsync.NEVER, "replication_mode": ReplicationMode.ASYNC}
+    options: dict[str, Any] = {**QUICK, **alone}
     async with live_group(tmp_path, **options) as group:
         await group[0].client.put_topic("T", 1, ASYNC)
         await acknowledged(group[0], b"a")

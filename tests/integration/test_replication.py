@@ -13,6 +13,7 @@ from cometmq import errors
 from cometmq.errors import CometError
 from cometmq.member.config import PromoteAsync
 from cometmq.member.state.follower import FollowerStorage
+from cometmq.model import ReplicationMode
 from cometmq.replication.watermarks import HighWatermarks
 from cometmq.rpc.interceptors import error_from
 from cometmq.store.disk.files import OsFiles
@@ -29,6 +30,7 @@ UNFLUSHED = {
     "flush_interval_commit_log": NEVER_MS,
     "flush_commit_log_thorough_interval": NEVER_MS,
     "flush_interval_consume_queue": NEVER_MS,
+    "replication_mode": ReplicationMode.ASYNC,
 }
 
 
@@ -302,7 +304,7 @@ async def test_a_writer_that_cannot_prove_its_right_takes_nothing_back(
     monkeypatch.setattr(FollowerStorage, "raise_marks", hear)
     monkeypatch.setattr(InSyncSet, "may_acknowledge", prove)
     provable.set()
-    async with live_group(tmp_path) as group:
+    async with live_group(tmp_path, replication_mode=ReplicationMode.ASYNC) as group:
         writer, follower = group[0], group[1]
         await writer.client.put_topic("T", 1, SYNC)
         await writer.client.send("T", 0, b"1", b"2")
