@@ -182,8 +182,8 @@ test-native: $(STAMP)  ## The C extension against plain Python under gcc's sanit
 	@scripts/sanitize_native.sh
 
 .PHONY: mutants
-mutants: $(STAMP)  ## Break each rule of docs/ARCHITECTURE.md once or more; some test must notice (a quarter of an hour; WORDS="lease")
-	@JOBS=$(JOBS) $(BIN)/python -m scripts.mutants $(WORDS)
+mutants: $(STAMP)  ## Break each rule, invariant and feature of the documents; its tests must notice (WORDS="lease"; SHARE=1/6 plays a part)
+	@JOBS=$(JOBS) $(BIN)/python -m scripts.mutants $(if $(SHARE),--trust --share $(SHARE)) $(WORDS)
 
 # --- the rest -----------------------------------------------------------------------------------------------------
 
