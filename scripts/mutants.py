@@ -1,10 +1,10 @@
 """``python -m scripts.mutants [--share K/N] [WORD…]``: does a test notice when a rule is broken?
 
 ``mutants.toml`` lists faults of one line or two. A fault breaks a rule of ``docs/ARCHITECTURE.md``,
-or a row of ``docs/invariants.md`` or ``docs/features.md``, or both; of a row its own tests must fail.
-Each fault is made in a copy of the tree. One that the tests do not notice *survives*: then a test is
-missing. WORDs choose the mutants whose rule, row or file contains one of them; ``--share`` plays the
-Kth of N parts. At the end the rows are listed that no mutant breaks.
+or a row of ``docs/invariants.md`` or ``docs/features.md``, or both; a row's own tests must fail.
+Each fault is made in a copy of the tree. One that the tests do not notice *survives*: then a test
+is missing. WORDs choose the mutants whose rule, row or file contains one of them; ``--share``
+plays the Kth of N parts. At the end the rows are listed that no mutant breaks.
 """
 
 from __future__ import annotations
