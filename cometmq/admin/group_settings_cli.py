@@ -106,7 +106,9 @@ _OPTIONS: tuple[Decorator, ...] = (
     ),
     click.option("--orderly/--no-orderly", default=None, help="Whether it consumes in order."),
     click.option(
-        "--retry-times", type=click.IntRange(min=0), help="Tries before a message is a dead letter."
+        "--retry-times",
+        type=click.IntRange(min=0),
+        help="How often a failed message comes again before it is a dead letter.",
     ),
     click.option("--retry-queues", type=click.IntRange(1, 1024), help="Queues of the retry topic."),
     click.option(

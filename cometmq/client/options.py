@@ -554,7 +554,8 @@ class PushConsumerOptions(GroupOptions):
         -1,
         -1,
         1_000_000,
-        "Tries before a message is a dead letter; -1 = the group's, 16; with orderly without end.",
+        "How often a failed message comes again, then it is a dead letter; -1 = the group's, 16; "
+        "with orderly without end.",
         "maxReconsumeTimes",
     )
     orderly: bool = field(

@@ -1786,7 +1786,7 @@ class JoinGroupRequest(_message.Message):
     Refused (GROUP_MODE_MISMATCH) where the group pulls. Else: it divides the queues. The same in every request of the stream.
     """
     retry_times_max: _builtins.int
-    """Tries of a message that was sent back, before it is a dead letter, 0 to 1,000,000. Of the group's members the one that joined
+    """How often a message that failed is delivered again before it is a dead letter, 0 to 1,000,000. Of the group's members the one that joined
     last and says something counts for all; absent = it says nothing.
     """
     @_builtins.property
@@ -2754,7 +2754,7 @@ class SendBackItem(_message.Message):
     delay_ms: _builtins.int
     """After how many ms it comes again, at most 40 days, instead of a delay level; 0 = as delay_level says."""
     retry_times_max: _builtins.int
-    """So many tries, instead of the group's setting. What members of the group have said in JoinGroup comes first."""
+    """So many deliveries after the first, instead of the group's setting. What members of the group have said in JoinGroup comes first."""
     @_builtins.property
     def queue(self) -> _common_pb2.QueueRef:
         """The queue that it was read from: of a topic, or of the group's own retry topic."""
@@ -4453,7 +4453,7 @@ class GroupSettings(_message.Message):
     retry_queue_count: _builtins.int
     """Queues of the retry topic, 1 to 1,024. With fewer than before the others take no more messages, and are read to their end."""
     retry_times_max: _builtins.int
-    """Tries of a message that was sent back, before it is a dead letter, 0 to 1,000,000; where a consumer says nothing else."""
+    """How often a message that failed is delivered again before it is a dead letter, 0 to 1,000,000; where a consumer says nothing else."""
     consume_from_min_enable: _builtins.bool
     """Whether new members may begin at the first messages of queues; where not, they begin at the end instead."""
     notify_members_enable: _builtins.bool
