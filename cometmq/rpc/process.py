@@ -84,6 +84,8 @@ def run(main: Callable[[StopSignal], Coroutine[Any, Any, RoleChange | None]]) ->
     raise_limit()
     keep_freed()
     poll_in_one_thread()
+    # gRPC writes lines of its own for each connection that a peer ends. Errors of calls reach us.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     recorder.watch_collector()
     try:
         from cometmq.rpc.recorded_loop import RecordedLoop

@@ -23,7 +23,7 @@ from cometmq.rpc.retry import Backoff, BackoffPolicy
 from cometmq.rpc.secret import SharedSecret
 from cometmq.rpc.tasks import race, stop_all
 from cometmq.rpc.ticks import tick
-from cometmq.telemetry import fields
+from cometmq.telemetry import ThrottledLog, fields
 from cometmq.v1 import broker_pb2
 from services.pullhold.answers import Answers
 from services.pullhold.directory import Directory, Member
@@ -38,6 +38,8 @@ QUEUES_PER_QUESTION_MAX = 4_096
 QUEUES_PER_CHANGE_MAX = 10_000  # in one request of a watch
 # A maximum may overtake its arrival by the time that a busy event loop takes for one turn.
 SUSPICION_S = 1.0
+STALL_S = 0.1  # a sleep that takes so much longer shows that the loop stood still
+SUSPICIONS_MAX = 30
 BETTER_MEMBER_INTERVAL_S = 1.0
 COLLECT_INTERVAL_S = 0.5
 RECONNECT = BackoffPolicy(first_s=0.05, max_s=2.0)
@@ -130,6 +132,7 @@ class Link:
         policy: LinkPolicy,
         clock: Clock,
         metrics: HoldMetrics,
+        unreached: ThrottledLog,
     ) -> None:
         self.broker_group = broker_group
         self.address = ""  # of the watched member
@@ -140,6 +143,8 @@ class Link:
         self._policy = policy
         self._clock = clock
         self._metrics = metrics
+        self._unreached = unreached
+        self._was_watched = False
         self.changes = WatchChanges(holds)
         self.pulls = Pulls(
             holds,
@@ -174,7 +179,12 @@ class Link:
                     raise
             except CometError as error:
                 self.error = error
-                _log.info("broker lost", extra=fields(group=self.broker_group, error=error))
+                if self._was_watched:
+                    _log.info("broker lost", extra=fields(group=self.broker_group, error=error))
+                else:  # a client may name any group
+                    self._unreached.log(
+                        "broker group not reached", group=self.broker_group, error=error
+                    )
             await asyncio.sleep(backoff.next_s())
 
     async def _watch_member(self, peer: BrokerPeer, member: Member, backoff: Backoff) -> None:
@@ -199,6 +209,7 @@ class Link:
 
     async def _read(self, stream: ArrivalStream, backoff: Backoff) -> None:
         updates = await stream.read()
+        self._was_watched = True
         backoff.reset()
         with self._metrics.watch_streams.track_inprogress():
             while True:
@@ -266,12 +277,22 @@ class Link:
                 maxima = await peer.maxima(keys[first : first + QUEUES_PER_QUESTION_MAX])
                 suspects += [one for one in maxima if self._holds.queues.behind(*one)]
             if suspects:
-                await asyncio.sleep(SUSPICION_S)
+                await self._give_arrivals_time()
             for suspect in suspects:
                 if self._holds.queues.behind(*suspect):
                     _log.error("an arrival was lost", extra=fields(queue=suspect[0]))
                     self._metrics.safety_finds.inc()
                     self._wake(*suspect)
+
+    async def _give_arrivals_time(self) -> None:
+        """Waits for SUSPICION_S in which the event loop ran in time. A loop without CPU reads
+        arrivals late, too; each such stall begins the wait again.
+        """
+        for _ in range(SUSPICIONS_MAX):
+            begun_s = self._clock.monotonic_s()
+            await asyncio.sleep(SUSPICION_S)
+            if self._clock.monotonic_s() - begun_s < SUSPICION_S + STALL_S:
+                return
 
     async def _until_better(self, member: Member) -> None:
         """Returns when a better member than ``member`` answers: a writer where the group had none,
@@ -313,7 +334,8 @@ class Brokers:
         clock: Clock,
         metrics: HoldMetrics,
     ) -> None:
-        self._parts = (holds, answers, directory, policy, clock, metrics)
+        unreached = ThrottledLog(_log, logging.INFO, clock)
+        self._parts = (holds, answers, directory, policy, clock, metrics, unreached)
         self._links_max = policy.broker_groups_max
         self._links: dict[str, Link] = {}
         self._linked = asyncio.Event()  # there is a link

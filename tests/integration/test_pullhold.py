@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -574,6 +575,22 @@ async def test_the_safety_check_finds_what_an_arrival_did_not_tell(
         await broker.send("t", 0, b"one")
         assert (await lane.answer()).response.pull.count == 1
         assert pullhold.safety_finds == 1
+
+
+async def test_holds_of_groups_that_are_not_there_write_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client may name any number of groups."""
+    caplog.set_level(logging.INFO, "services.pullhold.broker_link")
+    async with running_namesrv(tmp_path) as namesrv, running_pullhold(namesrv) as pullhold:
+        lane = pullhold.lane()
+        for number in range(20):
+            await lane.hold(number + 1, "t", 0, 0, group=f"nowhere-{number}")
+        await until(lambda: "broker group not reached" in caplog.text)
+        for _ in range(20):
+            assert (await lane.answer()).HasField("error")
+    lines = [one for one in caplog.records if one.name == "services.pullhold.broker_link"]
+    assert len(lines) == 1
 
 
 async def test_many_queues_are_told_and_asked_for_in_few_messages(tmp_path: Path) -> None:
