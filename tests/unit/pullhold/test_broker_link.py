@@ -23,7 +23,8 @@ async def test_arrivals_have_their_time_also_on_a_loop_that_stands_still(
         slept.append(seconds)
         clock.monotonic_s.return_value += seconds + next(late_s)
 
-    link = Link("g", *(MagicMock() for _ in range(3)), MagicMock(), clock, MagicMock(), MagicMock())
+    holds, answers, directory, policy, metrics, log = (MagicMock() for _ in range(6))
+    link = Link("g", holds, answers, directory, policy, clock, metrics, log)
     monkeypatch.setattr(broker_link, "asyncio", MagicMock(wraps=asyncio, sleep=sleep))
     await link._give_arrivals_time()
     assert slept == [SUSPICION_S] * 3
