@@ -21,6 +21,16 @@ class Clock(Protocol):
         """As :meth:`monotonic_s`, and counts while the machine is suspended."""
 
 
+class DelayClock(Protocol):
+    """The time from which delays count."""
+
+    def wall_ms(self) -> int:
+        """Milliseconds since 1970-01-01 UTC; may go back."""
+
+    def promise(self, delay_ms: int) -> None:
+        """A message is stored that waits for so long from :meth:`wall_ms` on."""
+
+
 class SystemClock:
     """The machine's clocks."""
 

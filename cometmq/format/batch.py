@@ -119,6 +119,7 @@ class _Job(NamedTuple):
     layout: Layout
     log_offset: int
     store_time_ms: int
+    now_ms: int
     hosts_and_time: bytes
     sys_flags: frozenset[int]
     limits: BatchLimits
@@ -130,6 +131,7 @@ def stamp(
     *,
     log_offset: int,
     store_time_ms: int,
+    now_ms: int | None = None,
     born_host: bytes,
     store_host: bytes,
     limits: BatchLimits,
@@ -138,7 +140,8 @@ def stamp(
     time.
 
     ``records`` stays as it is; the result is a private copy of the same length. ``log_offset`` is
-    where its first byte will lie. Hosts have 8 or 20 bytes (address and port as int32) and decide
+    where its first byte will lie. Delays to a time of their own count from ``now_ms``, which may be
+    before the store time; None: it is the same. Hosts have 8 or 20 bytes (address and port as int32) and decide
     which IPv6 bits the records must have.
 
     Raises the catalogue's error with ``segment`` set: BatchMalformed, RecordFieldForbidden,
@@ -153,6 +156,7 @@ def stamp(
         layout=layout,
         log_offset=log_offset,
         store_time_ms=store_time_ms,
+        now_ms=store_time_ms if now_ms is None else now_ms,
         hosts_and_time=born_host + store_time_ms.to_bytes(8, "big") + store_host,
         sys_flags=_PRODUCER_SYS_FLAGS[layout.host_flags],
         limits=limits,
@@ -281,8 +285,8 @@ def _timer_bounds(claim: SegmentClaim, job: _Job) -> tuple[int, int]:
     """
     if not claim.timer:
         return -1, 0
-    last_ms = min(job.store_time_ms + job.limits.timer_delay_ms_max, TIMER_MS_MAX)
-    return (job.store_time_ms if claim.timer is TimerForm.AFTER else 0), last_ms
+    last_ms = min(job.now_ms + job.limits.timer_delay_ms_max, TIMER_MS_MAX)
+    return (job.now_ms if claim.timer is TimerForm.AFTER else 0), last_ms
 
 
 def _stamp_run_natively(
@@ -316,7 +320,7 @@ def _stamp_run(
     """The quick look, and the stamps: takes the segment's records from ``at`` on, of which ``done``
     were taken before, up to the first that fails the look. Returns the offset of that one, and the
     units of those before it."""
-    layout, log_offset, _, hosts_and_time, sys_flags, limits = job
+    layout, log_offset, _, _, hosts_and_time, sys_flags, limits = job
     read_head = _HEAD_READERS[layout.host_flags]
     write_stamp, stamp_at, head_bytes = layout.stamp.pack_into, layout.stamp_at, layout.head_bytes
     body_bytes_max, properties_bytes_max = limits.body_bytes_max, limits.properties_bytes_max
@@ -454,7 +458,7 @@ def _examine_time(records: bytes, at: int, claim: SegmentClaim, job: _Job) -> in
     due_ms = base_ms + int(digits)
     if due_ms > last_ms:
         raise DelayInvalid(
-            f"the message is for {due_ms - job.store_time_ms} ms from now, "
+            f"the message is for {due_ms - job.now_ms} ms from now, "
             f"{job.limits.timer_delay_ms_max} are allowed (timer_max_delay_sec)"
         )
     return due_ms

@@ -66,6 +66,10 @@ class Relayed(NamedTuple):
     transaction_flags: int = 0  # of SYSFLAG: that a half message is committed
     due_ms: int = 0  # of a record for the timer topic; else 0
 
+    def wait_ms(self, now_ms: int) -> int:
+        """How long the record waits until it is due; 0: it does not wait."""
+        return max(0, self.due_ms - now_ms) or self.delay_ms
+
     def tags_code(self, store_time_ms: int) -> int:
         """What the record's unit holds: the due time of a delayed message, else the tag's hash."""
         if self.due_ms:

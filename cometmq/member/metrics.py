@@ -261,6 +261,11 @@ class MemberMetrics:
         )
         for direction in ("forward", "back"):
             self.clock_jumps.labels(direction)
+        self.due_clock_behind_s = Gauge(
+            "cometmq_due_clock_behind_seconds",
+            "How far the time by which messages are due is behind the wall clock.",
+            registry=registry,
+        )
         self._delivery = DeliveryAge(registry, clock or SystemClock())
         self.flush_s = seconds("cometmq_log_flush_seconds", "Time of one sync of the commit log.")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from cometmq.clock import Clock
+from cometmq.clock import Clock, DelayClock
 from cometmq.errors import (
     BatchMalformed,
     BatchTooLarge,
@@ -21,7 +21,7 @@ from cometmq.errors import (
 from cometmq.format import queueunit
 from cometmq.format.batch import SegmentClaim, Stamped, stamp
 from cometmq.format.record import BLANK_BYTES
-from cometmq.format.relay import OwnRecord
+from cometmq.format.relay import OwnRecord, Relayed
 from cometmq.format.relay_run import RelayRun
 from cometmq.format.timers import TimerForm
 from cometmq.model import QueueKey
@@ -55,13 +55,16 @@ class RecordRun(NamedTuple):
 
 
 class Appended(NamedTuple):
-    """What became of a batch."""
+    """What became of a batch. ``clock_ms``: from which its delays count; before ``store_time_ms``
+    while the log is ahead of the clock.
+    """
 
     log_offset: int  # of its first byte
     end_offset: int  # behind its last byte
     queue_offsets: list[int]  # per segment: the offset of its first message
     segment_bytes: list[int]  # per segment: bytes of its records
     store_time_ms: int
+    clock_ms: int
 
 
 class MessageStore(BaseStore):
@@ -72,7 +75,14 @@ class MessageStore(BaseStore):
     def __init__(self, opened: OpenedStore, options: StoreOptions, clock: Clock) -> None:
         super().__init__(opened)
         self._options = options
-        self._clock = clock
+        self._now_ms = clock.wall_ms
+        self._promise: Callable[[int], None] = _promise_nothing
+
+    def stamp_by(self, time: DelayClock) -> None:
+        """Let store times and due times come from there from now on. Store times still never go
+        back; due times do.
+        """
+        self._now_ms, self._promise = time.wall_ms, time.promise
 
     # --- opening ----------------------------------------------------------------------------------
 
@@ -140,12 +150,14 @@ class MessageStore(BaseStore):
         runs = [s if isinstance(s, RecordRun) else RecordRun(*s) for s in segments]
         claims = self._claims(runs)
         log_offset = self._log.place(len(records))
-        store_time_ms = max(self._clock.wall_ms(), self._log.end[1])
+        now_ms = self._now_ms()
+        store_time_ms = max(now_ms, self._log.end[1])
         stamped = stamp(
             records,
             claims,
             log_offset=log_offset,
             store_time_ms=store_time_ms,
+            now_ms=now_ms,
             born_host=born_host,
             store_host=store_host,
             limits=self._options.batch_limits,
@@ -159,9 +171,11 @@ class MessageStore(BaseStore):
         end = log_offset + len(records)
         assert self._log.end == (end, store_time_ms), (self._log.end, end, store_time_ms)
         segment_bytes = _segment_bytes(stamped.units, end)
-        appended = Appended(log_offset, end, queue_offsets, segment_bytes, store_time_ms)
+        appended = Appended(log_offset, end, queue_offsets, segment_bytes, store_time_ms, now_ms)
         if on_stamped is not None:
             on_stamped(appended, stamped)
+        if any([run.delay_ms or run.timer is TimerForm.AFTER for run in runs]):
+            self._promise(_longest_delay_ms(runs, stamped.units, now_ms))
         return appended
 
     def _check_fits(self, size_bytes: int) -> None:
@@ -198,7 +212,8 @@ class MessageStore(BaseStore):
         size_bytes = sum([one.size_bytes for one in relayed])
         self._check_fits(size_bytes)
         log_offset = self._log.place(size_bytes)
-        store_time_ms = max(self._clock.wall_ms(), self._log.end[1])
+        now_ms = self._now_ms()
+        store_time_ms = max(now_ms, self._log.end[1])
         following: dict[QueueKey, int] = {}
         pieces: list[bytes] = []
         units: dict[QueueKey, list[bytes]] = {}
@@ -226,7 +241,9 @@ class MessageStore(BaseStore):
             raise self._failed(error) from error
         assert self._log.end == (at, store_time_ms), (self._log.end, at, store_time_ms)
         sizes = [one.size_bytes for one in relayed]
-        return Appended(log_offset, at, queue_offsets, sizes, store_time_ms)
+        if waits_ms := [one.wait_ms(now_ms) for one in relayed if isinstance(one, Relayed)]:
+            self._promise(max(waits_ms))
+        return Appended(log_offset, at, queue_offsets, sizes, store_time_ms, now_ms)
 
     def append_relay_run(
         self, run: RelayRun, store_host: bytes, behind: Sequence[OwnRecord] = ()
@@ -240,7 +257,8 @@ class MessageStore(BaseStore):
         sizes_behind = [one.size_bytes for one in behind]
         room = sum(sizes_behind)
         end, last_time_ms = self._log.end
-        store_time_ms = max(self._clock.wall_ms(), last_time_ms)
+        now_ms = self._now_ms()
+        store_time_ms = max(now_ms, last_time_ms)
         records, units = run.encode(firsts, end, store_time_ms, store_host, room)
         self._check_fits(len(records))
         log_offset = self._log.place(len(records))
@@ -275,7 +293,8 @@ class MessageStore(BaseStore):
         if len(units) != 1:
             sizes = [sum([size for _, size, _ in queueunit.iterate(some)]) for some in units]
         sizes += sizes_behind
-        return Appended(log_offset, at, [*firsts, *offsets_behind], sizes, store_time_ms)
+        queue_offsets = [*firsts, *offsets_behind]
+        return Appended(log_offset, at, queue_offsets, sizes, store_time_ms, now_ms)
 
     def _next_offset(self, key: QueueKey) -> int:
         queue = self._dispatcher.find(*key)
@@ -310,6 +329,21 @@ class MessageStore(BaseStore):
         number, start = self.epochs[-1]
         assert number == self.epoch, (self.epochs, self.epoch)
         assert start <= self.appended_offset, (start, self.appended_offset)
+
+
+def _promise_nothing(_delay_ms: int) -> None:
+    """Nobody guards the clock of this store."""
+
+
+def _longest_delay_ms(runs: Sequence[RecordRun], units: Sequence[bytes], now_ms: int) -> int:
+    """How long the messages wait that name no time but a delay."""
+    longest_ms = 0
+    for run, its in zip(runs, units, strict=True):
+        if run.timer is TimerForm.AFTER:
+            due_ms = max([due_ms for _, _, due_ms in queueunit.iterate(its)])
+            longest_ms = max(longest_ms, due_ms - now_ms)
+        longest_ms = max(longest_ms, run.delay_ms)
+    return longest_ms
 
 
 def _warn_of_the_future(opened: OpenedStore, clock: Clock) -> None:

@@ -887,6 +887,7 @@ class SendBatchResult(_message.Message):
     MAY_BE_STORED_FIELD_NUMBER: _builtins.int
     TIMER_GENERATION_FIELD_NUMBER: _builtins.int
     RECALL_MACS_FIELD_NUMBER: _builtins.int
+    CLOCK_MS_FIELD_NUMBER: _builtins.int
     batch_id: _builtins.int
     """The batch that is answered."""
     log_offset: _builtins.int
@@ -905,6 +906,10 @@ class SendBatchResult(_message.Message):
     """
     timer_generation: _builtins.int
     """With segments of SEGMENT_KIND_TIMER: the generation of the timer queue, for handles of docs/format/recall.md."""
+    clock_ms: _builtins.int
+    """With segments of SEGMENT_KIND_TIMER: the broker's time from which `timer_from_now` counts, in milliseconds since 1970. It is
+    before `store_time_ms` while the log is ahead of the clock. Absent = it is `store_time_ms`: of a broker of the release before.
+    """
     @_builtins.property
     def error(self) -> _common_pb2.Error:
         """Set when the batch was refused as a whole; then nothing of it was stored and the fields below are absent. But of a
@@ -935,12 +940,15 @@ class SendBatchResult(_message.Message):
         may_be_stored: _builtins.bool = ...,
         timer_generation: _builtins.int = ...,
         recall_macs: _abc.Iterable[_builtins.bytes] | None = ...,
+        clock_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_clock_ms", b"_clock_ms", "clock_ms", b"clock_ms", "error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "error", b"error", "log_offset", b"log_offset", "may_be_stored", b"may_be_stored", "queue_offsets", b"queue_offsets", "recall_macs", b"recall_macs", "status", b"status", "store_time_ms", b"store_time_ms", "stored_count", b"stored_count", "timer_generation", b"timer_generation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_clock_ms", b"_clock_ms", "batch_id", b"batch_id", "clock_ms", b"clock_ms", "error", b"error", "log_offset", b"log_offset", "may_be_stored", b"may_be_stored", "queue_offsets", b"queue_offsets", "recall_macs", b"recall_macs", "status", b"status", "store_time_ms", b"store_time_ms", "stored_count", b"stored_count", "timer_generation", b"timer_generation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__clock_ms: _TypeAlias = _typing.Literal["clock_ms"]  # noqa: Y015
+    _WhichOneofArgType__clock_ms: _TypeAlias = _typing.Literal["_clock_ms", b"_clock_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__clock_ms) -> _WhichOneofReturnType__clock_ms | None: ...
 
 Global___SendBatchResult: _TypeAlias = SendBatchResult  # noqa: Y015
 

@@ -113,7 +113,7 @@ class ClientApi:
         host = identity.store_host
         replies = Replies(storage.store, keeper, core.reader, identity.cluster, metrics, clock)
         produce = ProduceHandler(
-            storage, keeper, policy, host, metrics, clock, replies, writer.timer_slots
+            storage, keeper, policy, host, metrics, writer.time, replies, writer.timer_slots
         )
         encoder = StructuredEncoder(
             core.state.topics,

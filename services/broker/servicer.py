@@ -359,6 +359,7 @@ class BrokerServicer(PopServicer):
         )
         if taken.timers:
             result.timer_generation = self._recalls.generation
+            result.clock_ms = appended.clock_ms
             result.recall_macs.extend(self._recalls.mac(*run) for run in taken.timers)
         return result
 

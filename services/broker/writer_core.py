@@ -80,7 +80,8 @@ class WriterCore:
             self._system_topic_made,
         )
         relays = RelayWriter(self.storage, opened.state.topics, host, metrics)
-        time = BelievedTime(clock, metrics, opened.stored_ms)
+        self.time = time = BelievedTime(clock, metrics, opened.stored_ms)
+        opened.store.stamp_by(time)
         self.schedule = ScheduleService(self.storage, self.keeper, relays, metrics, clock, time)
         self.timers = TimerService(
             self.storage,
@@ -106,7 +107,7 @@ class WriterCore:
         write_snapshot = self.keeper.write_snapshot
         self.core = MemberCore(context, self.storage, opened.state, write_snapshot=write_snapshot)
         self.retries = RetryService(
-            self.storage, self.keeper, relays, metrics, self.core.members, clock
+            self.storage, self.keeper, relays, metrics, self.core.members, time
         )
         self.transactions = TransactionService(
             self.storage,

@@ -178,6 +178,7 @@ class Storage:
             [one.number - 1 for one in records],
             [len(one.data) for one in records],
             now_ms,
+            now_ms,
         )
         assert batch.acked is not None
         acked = None if batch.acked.done() else batch.acked

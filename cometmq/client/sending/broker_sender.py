@@ -426,7 +426,9 @@ def _recallable(
     topic, broker_group = namespace.wire(segment.queue.topic), segment.queue.broker_group
     generation = result.timer_generation
     run = RecallRun(broker_group, topic, generation, queue_offset, segment.count)
-    base_ms = result.store_time_ms if segment.stored.timer is TimerForm.AFTER else 0
+    # A broker of the release before counts delays from the store time.
+    clock_ms = result.clock_ms if result.HasField("clock_ms") else result.store_time_ms
+    base_ms = clock_ms if segment.stored.timer is TimerForm.AFTER else 0
     return Recallable(run, mac, [base_ms + time_ms for time_ms in segment.times])
 
 

@@ -1,4 +1,4 @@
-"""The time by which messages are due, for delay levels and times of their own."""
+"""The time of a writer: from it come store times and the times at which messages are due."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ log = logging.getLogger(__name__)
 
 
 class BelievedTime:
-    """Belongs to the event loop. ``stored_ms``: when the newest record of the log was stored; 0:
-    there is none.
+    """A :class:`~cometmq.clock.Clock` whose wall clock is the believed one. Belongs to the event
+    loop. ``stored_ms``: when the newest record of the log was stored; 0: there is none.
     """
 
     def __init__(self, clock: Clock, metrics: MemberMetrics, stored_ms: int) -> None:
@@ -22,15 +22,40 @@ class BelievedTime:
         self._metrics = metrics
         self._believed = BelievedClock(stored_ms)
         self._jumps = (0, 0)  # that the metrics know
+        self._behind_ms = 0  # the same
+        self.monotonic_s = clock.monotonic_s
+        self.boottime_s = clock.boottime_s
 
     def now_ms(self) -> int:
-        """Never before messages should be due; late for a while after the wall clock jumped."""
-        boot_ms = int(self._clock.boottime_s() * 1000)
-        now_ms = self._believed.now_ms(self._clock.wall_ms(), boot_ms)
-        jumps = self._believed.forward_count, self._believed.back_count
+        """By which messages are due: never before they should be; late for a while after the wall
+        clock jumped.
+        """
+        self._look()
+        return self._believed.due_ms
+
+    def wall_ms(self) -> int:
+        """From which delays count."""
+        self._look()
+        return self._believed.now_ms
+
+    def promise(self, delay_ms: int) -> None:
+        """A message is stored that waits for so long from :meth:`wall_ms`."""
+        if delay_ms > 0:
+            self._believed.promise(delay_ms, self._boot_ms())
+
+    def _boot_ms(self) -> int:
+        return int(self._clock.boottime_s() * 1000)
+
+    def _look(self) -> None:
+        believed, wall_ms = self._believed, self._clock.wall_ms()
+        believed.look(wall_ms, self._boot_ms())
+        jumps = believed.forward_count, believed.back_count
         if jumps != self._jumps:
             log.error("the wall clock has jumped", extra=fields(forward=jumps[0], back=jumps[1]))
             self._metrics.clock_jumps.labels("forward").inc(jumps[0] - self._jumps[0])
             self._metrics.clock_jumps.labels("back").inc(jumps[1] - self._jumps[1])
             self._jumps = jumps
-        return now_ms
+        behind_ms = wall_ms - believed.due_ms
+        if behind_ms != self._behind_ms:
+            self._behind_ms = behind_ms
+            self._metrics.due_clock_behind_s.set(behind_ms / 1000)

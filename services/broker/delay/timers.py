@@ -418,7 +418,7 @@ class TimerService:
         first, arrivals = self.table.rolled, self.table.mark.arrivals
         if now_s < self._roll_at_s or first >= arrivals:
             return False
-        before_ms = self._clock.wall_ms() - int(self._reserved_ms * ROLL_SHARE)
+        before_ms = self.time.wall_ms() - int(self._reserved_ms * ROLL_SHARE)
         stop = await self._in_thread(
             lambda: offset_by_time(
                 self._storage.store, TIMER_QUEUE, (first, arrivals), before_ms, Boundary.LOWER

@@ -192,6 +192,7 @@ class SendCalls:
             [],
             [one.size for one in found],
             last.store_time_ms,
+            last.store_time_ms,
         )
         waiting = [one for n, one in call.known.items() if not call.messages[n].no_wait_store]
         topics = {topic for one in waiting for topic in (one.topic, _target(one)[0])}
@@ -262,7 +263,7 @@ def _places(batch: StructuredBatch, appended: Appended) -> list[SentPlace]:
         if claim.half is not None:
             half = HalfName(offset, log_offset, record.decode(batch.records, byte).unique_id)
         elif claim.timer:
-            base_ms = appended.store_time_ms if claim.timer is TimerForm.AFTER else 0
+            base_ms = appended.clock_ms if claim.timer is TimerForm.AFTER else 0
             timer = _timer_of(record.decode(batch.records, byte), base_ms, offset)
         shown = None if claim.waits or half is not None else offset
         places.append(SentPlace(claim.topic, claim.queue_id, shown, log_offset, half, timer))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cometmq.errors import MessageNotFound, StoreDamaged
-from cometmq.format import record
+from cometmq.format import record, timers
 from cometmq.format.record import SYS_FLAG_HOSTS, Record
 from cometmq.format.relay import walk
-from cometmq.format.timers import OUR_TIME, TIMER_OUT_MS, TIMER_TOPIC, digits_of
+from cometmq.format.timers import OUR_TIME, TIMER_OUT_MS, TIMER_TOPIC
 from cometmq.member.read.records import is_in_queue
 from cometmq.member.storage.member_storage import Segment
 from cometmq.messaging.dedup import Ids, StoredRun, id_at_end
-from cometmq.model import TIMER_MS_MAX
+from cometmq.model import DELAY_MS_MAX
 from cometmq.store.base import BaseStore
 from cometmq.store.writer import Appended
 
@@ -69,6 +69,7 @@ def _appended(
         queue_offsets,
         [one.size for one in found[:count]],
         last.store_time_ms,
+        max([_delay_base_ms(*pair) for pair in zip(found[:count], sent[:count], strict=True)]),
     )
 
 
@@ -88,14 +89,19 @@ def is_same(stored: Record, sent: Record) -> bool:
 def _have_same_properties(stored: Record, sent: Record) -> bool:
     if stored.raw_properties == sent.raw_properties:
         return True
-    return stored.properties in (sent.properties, _stamped(stored, sent))
-
-
-def _stamped(stored: Record, sent: Record) -> dict[str, str]:
-    """The properties with the time that the broker makes of a delay."""
+    base_ms = _delay_base_ms(stored, sent)
+    if base_ms > stored.store_time_ms:  # the log may be ahead of the clock, and is never behind
+        return False
     pairs = dict(sent.properties)
+    if base_ms:
+        pairs[TIMER_OUT_MS] = stored.properties[TIMER_OUT_MS]
+    return stored.properties in (sent.properties, pairs)
+
+
+def _delay_base_ms(stored: Record, sent: Record) -> int:
+    """From when the broker has counted the delay that ``sent`` names; 0: it names none."""
     delay = OUR_TIME.match(sent.raw_properties) if stored.topic == TIMER_TOPIC else None
-    if delay is not None:
-        due_ms = min(stored.store_time_ms + int(delay[1]), TIMER_MS_MAX)
-        pairs[TIMER_OUT_MS] = digits_of(due_ms).decode()
-    return pairs
+    due_ms = timers.due_ms(stored.raw_properties)
+    if delay is None or due_ms is None or int(delay[1]) > DELAY_MS_MAX:  # a time, not a delay
+        return 0
+    return due_ms - int(delay[1])

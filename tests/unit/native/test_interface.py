@@ -410,6 +410,7 @@ def test_stamping_times_is_the_same(raws: list[bytes], form: TimerForm) -> None:
             [claim],
             log_offset=LOG_OFFSET,
             store_time_ms=10**12 + 3,
+            now_ms=10**12 - 7,
             limits=BatchLimits(),
             **hosts,
         )

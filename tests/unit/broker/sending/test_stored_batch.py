@@ -63,11 +63,21 @@ def test_anything_else_is_another_message(other: dict[str, Any]) -> None:
 
 
 def test_a_delay_is_stored_as_a_time() -> None:
-    prefixes = [timers.prefix_at("T", 1, ms) for ms in (STORED_MS + 5_000, 5_000, 6_000)]
-    stored, sent, longer = (
+    prefixes = [timers.prefix_at("T", 1, ms) for ms in (STORED_MS + 5_000, 5_000, 4_000, STORED_MS)]
+    stored, sent, shorter, earlier = (
         made(PAIRS, TIMER_QUEUE, prefix, store_time_ms=STORED_MS) for prefix in prefixes
     )
     backwards = made(dict(reversed(PAIRS.items())), TIMER_QUEUE, prefixes[1])
     assert is_same(stored, sent)
     assert is_same(stored, backwards)
-    assert not is_same(stored, longer)
+    assert not is_same(stored, shorter)
+    assert not is_same(stored, earlier)
+
+
+def test_a_delay_may_count_from_before_the_store_time() -> None:
+    """The log is ahead of the clock after a jump."""
+    prefixes = [timers.prefix_at("T", 1, ms) for ms in (STORED_MS - 600_000 + 5_000, 5_000)]
+    stored, sent = (
+        made(PAIRS, TIMER_QUEUE, prefix, store_time_ms=STORED_MS) for prefix in prefixes
+    )
+    assert is_same(stored, sent)
