@@ -141,8 +141,8 @@ def stamp(
 
     ``records`` stays as it is; the result is a private copy of the same length. ``log_offset`` is
     where its first byte will lie. Delays to a time of their own count from ``now_ms``, which may be
-    before the store time; None: it is the same. Hosts have 8 or 20 bytes (address and port as int32) and decide
-    which IPv6 bits the records must have.
+    before the store time; None: it is the same. Hosts have 8 or 20 bytes (address and port as
+    int32) and decide which IPv6 bits the records must have.
 
     Raises the catalogue's error with ``segment`` set: BatchMalformed, RecordFieldForbidden,
     BodyTooLarge, BodyChecksumMismatch, PropertiesTooLarge, PropertiesInvalid, PropertyReserved,
