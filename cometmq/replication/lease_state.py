@@ -57,8 +57,10 @@ class LeaseState:
 
     def is_valid(self, now_s: float, promised_until_s: Callable[[ReplicaId], float]) -> bool:
         """Whether no other member can be the writer: the lease was renewed within its duration, or
-        every member that might take it has promised not to.
+        every member that might take it has promised not to. Not while it may be released already.
         """
+        if any(record.released for record in self._possible_records()):
+            return False
         if now_s < self.valid_until_s:
             return True
         return all(promised_until_s(other) > now_s for other in self.electable_others())

@@ -140,6 +140,10 @@ class _Leases(RuleBasedStateMachine):
             mask = sum(1 << (offset - offsets[0]) for offset in offsets)
             self.give(lease.number, offsets[0], mask, visible_ms, lease.attempt + 1)
         left = count - sum(len(offsets) for _, offsets in taken)
+        if left > 0:
+            visible = [lease for lease in queue if lease.visible_ms <= self.now_ms]
+            waiting = [o for lease in visible for o in offsets_of(lease.mask, lease.first)]
+            assert all(self.model.keys[o] for o in waiting), "without a key none waits for others"
         new = [
             (offset, self.model.keys[offset])
             for offset in range(queue.next_offset, len(self.model.copies))
@@ -152,14 +156,23 @@ class _Leases(RuleBasedStateMachine):
                 self.give(0, *acking.trimmed(split.first, mask), time_ms, attempt)
         self.model.seen = queue.next_offset
 
-    def give(self, source: int, first: int, mask: int, visible_ms: int, attempt: int) -> str:
+    def give(
+        self,
+        source: int,
+        first: int,
+        mask: int,
+        visible_ms: int,
+        attempt: int,
+        *,
+        back: bool = False,
+    ) -> str:
         pops = self.state.pops
         number = pops.next_number(self.epoch)
         pops.give(GROUP, KEY, Given(number, source, first, mask, visible_ms, attempt))
         handle = Handle(KEY, self.generation, number, first, mask.bit_length(), visible_ms)
         text = handles.encode(SECRETS, GROUP, handle)
         assert handles.decode(SECRETS, GROUP, text) == handle
-        if not attempt:
+        if not attempt or back:
             return text
         self.handles.append(text)
         for offset in offsets_of(mask, first):
@@ -175,7 +188,9 @@ class _Leases(RuleBasedStateMachine):
     def check_order(self, offset: int) -> None:
         earlier = zip(self.model.copies[:offset], self.model.keys, strict=False)
         key = self.model.keys[offset]
-        assert all(one.is_done for one, its_key in earlier if its_key == key), "not in order"
+        if key:
+            its = [one for one, its_key in earlier if its_key == key]
+            assert all(one.is_done for one in its), "not in order"
 
     def named(self, data: st.DataObject) -> tuple[str, Handle, int, int]:
         text = data.draw(st.sampled_from(self.handles))
@@ -234,6 +249,23 @@ class _Leases(RuleBasedStateMachine):
         held = self.held(handle, first, count)
         visible_ms = self.now_ms + seconds * 1000
         self.give(handle.number, *acking.trimmed(handle.first, held), visible_ms, lease.attempt)
+
+    @precondition(lambda self: self.handles)
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        """A member did not get the answer: the delivery does not count."""
+        text = data.draw(st.sampled_from(self.handles))
+        handle = handles.decode(SECRETS, GROUP, text)
+        if not self.mine(text, handle, 0, 0):
+            return
+        lease = self.state.pops.find(GROUP, KEY).find(handle.number)  # type: ignore[union-attr]
+        assert lease is not None
+        attempt, offsets = lease.attempt - 1, list(offsets_of(lease.mask, lease.first))
+        visible_ms = self.now_ms if attempt else 0
+        waits = self.give(lease.number, lease.first, lease.mask, visible_ms, attempt, back=True)
+        for offset in offsets:
+            copy = self.model.copies[offset]
+            copy.holder, copy.until_ms, copy.tries = waits if attempt else "", visible_ms, attempt
 
     @rule(seconds=st.sampled_from([1, 9, 31]))
     def wait(self, seconds: int) -> None:

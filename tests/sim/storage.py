@@ -245,6 +245,9 @@ class Storage:
     def may_acknowledge(self) -> bool:
         return self.is_only_writer()
 
+    async def until_certain(self) -> None:
+        await self.stored(0, DurabilityClass.ASYNC)
+
     def bounds(self, key: QueueKey) -> tuple[int, int, int]:
         _, appended = self.store.queue_bounds(*key)
         return 0, self.maxima.readable((TOPIC, self._indexes.get(key, STATE_INDEX))), appended

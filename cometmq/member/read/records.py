@@ -106,6 +106,7 @@ def log_offsets_of(store: BaseStore, queue: QueueKey, first: int, count: int) ->
     while len(found) < count:  # each read stops at the end of a queue file
         offset = first + len(found)
         units = store.read_units(*queue, offset, count - len(found))
+        assert units, "messages that were appended just now have their units"
         found += queueunit.log_offsets(units)
     return found
 

@@ -99,6 +99,7 @@ def _spans(
 ) -> Iterator[tuple[int, Span]]:
     while first < end:
         units = store.read_units(topic, QUEUE_ID, first, min(_UNITS_AT_ONCE, end - first))
+        assert units, "the queue ends before its own bound"
         for log_offset, size, _ in queueunit.iterate(units):
             if size > queueunit.LOST_SIZE:
                 yield first, (log_offset, size)

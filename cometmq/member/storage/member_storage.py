@@ -49,6 +49,7 @@ INDEX_LOOK_S = 10.0  # until it looks anyway: retention may have removed log fil
 INDEX_STALLED_S = 1.0  # until it looks whether there is room again
 # About three times what plain Python takes for a key.
 INDEX_REST_S_PER_KEY = 10e-6 if accelerator is None else 0.0
+DEPOSED = "another member of the broker group writes now"
 BUILD_PAUSE_S = 0.1  # between two looks whether a log file should be built ahead
 
 
@@ -389,6 +390,16 @@ class MemberStorage(BaseStorage):
     def may_acknowledge(self) -> bool:
         return self.authority.may_acknowledge()
 
+    async def until_certain(self) -> None:
+        """Wait until no other member can be the writer, as acknowledgements do. BrokerDraining:
+        this one is the writer no more; StoreFailed: the disk has failed.
+        """
+        if self.authority.may_acknowledge() and not self._deposed:
+            return
+        if self.sealed:
+            raise BrokerDraining("another member of the broker group may write now")
+        await self._wait(DurabilityClass.ASYNC, self.watermarks.appended)
+
     # --- writing ---
 
     def append(
@@ -533,7 +544,10 @@ class MemberStorage(BaseStorage):
             )
 
     def _wait(self, demands: DurabilityClass, end: int) -> asyncio.Future[None]:
+        """Raises BrokerDraining when another member writes: nothing would end the wait."""
         assert end <= self.watermarks.appended
+        if self._deposed:
+            raise BrokerDraining(DEPOSED)
         if demands & _ON_DISK or (demands and self._alone):
             self.flusher.demand(end)
         if demands & DurabilityClass.REPLICATED_FLUSHED:
@@ -583,7 +597,7 @@ class MemberStorage(BaseStorage):
         """Another member writes: what waits is never acknowledged here."""
         assert not self._deposed
         self._deposed = self.sealed = True
-        error = BrokerDraining("another member of the broker group writes now")
+        error = BrokerDraining(DEPOSED)
         for queue in self._acks.values():
             queue.fail(error)
 

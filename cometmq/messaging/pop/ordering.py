@@ -1,5 +1,5 @@
 """Order by message group: the next message of a sharding key is delivered when the one before is
-done. Messages of other keys go on. Pure.
+done. Messages of other keys go on; those without a key wait for nobody. Pure.
 
 The keys are read from the records. They are known in memory only: a new writer reads those of the
 messages that members have, at most :data:`ORDERED_OPEN_MAX` of a queue.
@@ -14,6 +14,7 @@ from cometmq.messaging.pop.leases import Lease, QueueLeases
 from cometmq.messaging.pop.masks import offsets_of
 
 ORDERED_OPEN_MAX = 4_096  # messages of a queue that are delivered, or wait for others
+NO_KEY = b""
 _FORGET_MIN = 1_024  # keys of messages that are done, before they are looked for
 
 
@@ -44,11 +45,11 @@ class QueueKeys:
     def blocked(self, queue: QueueLeases, now_ms: int) -> set[bytes]:
         """Keys of which a member has a message."""
         busy = (lease for lease in queue if lease.visible_ms > now_ms)
-        return {self._keys[offset] for lease in busy for offset in _offsets(lease)}
+        return {self._keys[offset] for lease in busy for offset in _offsets(lease)} - {NO_KEY}
 
     def open(self, queue: QueueLeases) -> set[bytes]:
         """Keys of which a message is not done."""
-        return {self._keys[offset] for offset in _open(queue)}
+        return {self._keys[offset] for offset in _open(queue)} - {NO_KEY}
 
     def take_visible(
         self, queue: QueueLeases, now_ms: int, blocked: set[bytes], count: int
@@ -65,7 +66,8 @@ class QueueKeys:
             if key not in blocked and count > 0:
                 taken.setdefault(lease.number, (lease, []))[1].append(offset)
                 count -= 1
-            blocked.add(key)
+            if key != NO_KEY:
+                blocked.add(key)
         return list(taken.values())
 
     def split_new(
@@ -85,7 +87,8 @@ class QueueKeys:
             else:
                 taken |= bit
                 count -= 1
-            blocked.add(key)
+            if key != NO_KEY:
+                blocked.add(key)
             self._keys[offset] = key
         return Split(first, taken, waiting) if first >= 0 else None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cometmq.errors import CometError, HandleInvalid, InvisibleTimeInvalid, LimitExceeded
 from cometmq.format import delayed
@@ -94,24 +94,37 @@ class AckService:
         return None
 
     async def change(self, group: str, items: Sequence[ChangeItem]) -> list[Changed | CometError]:
-        """Changes invisible times; the outcome of each item, when it is in the log. An item that
-        is repeated, because its answer was lost, gets the same one while its messages are its
-        member's. Raises as :meth:`acknowledge`, and FlowControl.
+        """Changes invisible times; the outcome of each item, when it is as safe as messages of its
+        topic. An item that is repeated, because its answer was lost, gets its time once more while
+        its messages are its member's. Raises as :meth:`acknowledge`, and FlowControl.
         """
         _check_count(items)
         settings = self._groups.check(group)
         self._groups.pops.check_room()
-        answers: list[Changed | CometError] = []
-        for item in items:
+        topics: set[str] = set()
+        answers: dict[int, Changed | CometError] = {}
+        # What failed may have to be sent away: the times of the others count from the answer.
+        for number in sorted(range(len(items)), key=lambda number: not items[number].failed):
+            item = items[number]
             try:
-                answer = self._repeated(group, item) or await self._change(settings, item)
+                answers[number] = answer = await self._changed(settings, item, topics)
             except CometError as error:
-                answers.append(error)
-                continue
-            answers.append(answer)
-            self._keep(group, item, answer)
-        await self._groups.keeper.pops_written()
-        return answers
+                answers[number] = error
+            else:
+                self._keep(group, item, answer)
+        if topics:
+            await self._groups.keeper.pops_stored(topics)
+        return [answers[number] for number in range(len(items))]
+
+    async def _changed(
+        self, settings: GroupSettings, item: ChangeItem, topics: set[str]
+    ) -> Changed:
+        before = self._repeated(settings.name, item)
+        if before is None:
+            return await self._change(settings, item, topics)
+        if item.failed:
+            return before
+        return await self._change(settings, replace(item, messages=AckItem(before.handle)), topics)
 
     def _keep(self, group: str, item: ChangeItem, answer: Changed) -> None:
         self._changes[group, item] = answer
@@ -119,8 +132,8 @@ class AckService:
             self._changes.popitem(last=False)
 
     def _repeated(self, group: str, item: ChangeItem) -> Changed | None:
-        """The answer that the item got before; None: it is new, or its messages are no longer in
-        the lease that it got.
+        """What the item got before; None: it is new, or its messages are no longer in the lease
+        that it got.
         """
         before = self._changes.get((group, item))
         if before is None or not before.handle:
@@ -129,7 +142,9 @@ class AckService:
         queue = self._groups.pops.find(group, handle.key)
         return before if queue is not None and queue.find(handle.number) is not None else None
 
-    async def _change(self, settings: GroupSettings, item: ChangeItem) -> Changed:
+    async def _change(
+        self, settings: GroupSettings, item: ChangeItem, topics: set[str]
+    ) -> Changed:
         group = settings.name
         if not item.failed or item.invisible_ms > acking.INVISIBLE_MS_MAX:
             acking.check_invisible(item.invisible_ms)
@@ -139,6 +154,7 @@ class AckService:
         held = self._held(group, handle, item.messages)
         if held is None:
             raise HandleInvalid("the messages of this handle are acknowledged")
+        topics.add(handle.key[0])
         delay_ms, lease = item.invisible_ms, held.lease
         if item.failed:
             tries = lease.attempt
@@ -151,10 +167,10 @@ class AckService:
                     group, held, delayed.level_of_delay(delay_ms), delay_ms
                 )
         visible_ms = self._groups.now_ms() + delay_ms
-        _, text = self._groups.give(
+        changed = self._groups.give(
             group, handle.key, lease.number, held.first, held.mask, visible_ms, lease.attempt
         )
-        return Changed(text, visible_ms)
+        return Changed(self._groups.handle(group, handle.key, changed), visible_ms)
 
     async def _send_away(self, group: str, held: _Held, level: int, delay_ms: int = 0) -> Changed:
         """Not while a receive reads the queue: it may be about to give the messages to another."""

@@ -115,13 +115,13 @@ class PopGroups:
 
     def give(
         self, group: str, key: QueueKey, source: int, first: int, mask: int, ms: int, attempt: int
-    ) -> tuple[Lease, str]:
-        """Put messages into a lease until ``ms``; the lease and its handle."""
+    ) -> Lease:
+        """Put messages into a lease until ``ms``."""
         given = Given(self._next_number(), source, first, mask, ms, attempt)
         lease = self.pops.give(group, key, given)
         if attempt:
             self.returns.expect(group, key, ms)
-        return lease, self.handle(group, key, lease)
+        return lease
 
     def _next_number(self) -> int:
         return self.pops.next_number(self._storage.store.epoch)

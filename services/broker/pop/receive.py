@@ -18,7 +18,7 @@ from cometmq.messaging import retry
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.pop import acking
 from cometmq.messaging.pop.leases import OPEN_MAX, Done, Lease, QueueLeases
-from cometmq.messaging.pop.masks import dense, mask_of_offsets, offsets_of
+from cometmq.messaging.pop.masks import dense, lowest, mask_of_offsets, offsets_of
 from cometmq.messaging.pop.ordering import ORDERED_OPEN_MAX
 from cometmq.messaging.pull import PullStatus
 from cometmq.model import RETRY_PREFIX, Position, QueueKey
@@ -39,6 +39,7 @@ SCANS_MAX = 8  # pulls of a queue in one call that find nothing for the filter
 REPEATS_MAX = 10_000  # answers that can be repeated
 AGAIN_MS = 1_000  # for what no return announces: messages not to be seen yet, queues left out
 BURY_AGAIN_MS = 10_000  # until dead letters are tried again that could not be stored
+LATE_MS = 20  # that an answer may have waited since its messages were taken
 _ORDERED_BYTES = 256 * 1024  # that are looked at for messages of other message groups
 
 
@@ -99,29 +100,50 @@ class Received:
         return sum(len(run.records) for run in self.runs)
 
 
+@dataclass(slots=True)
+class _Taken:
+    """Messages in a lease of the call. ``records``, of ``count`` messages: None while the call
+    waits for room, they are read again then.
+    """
+
+    key: QueueKey
+    queue: QueueLeases
+    lease: Lease
+    records: bytes | None
+    count: int
+
+
 class _Call:
-    """One call: what is left of its limits."""
+    """One call: what it has taken for its member, and what is left of its limits. ``now_ms``: when
+    it came to the queue that it looks at.
+    """
 
     def __init__(self, ask: ReceiveAsk, settings: GroupSettings, now_ms: int, room: Room) -> None:
         self.ask = ask
         self.settings = settings
         self.now_ms = now_ms
-        self.visible_ms = now_ms + ask.invisible_ms
         self.room = room
         self.answer = Received()
-        self.given: list[tuple[QueueKey, int]] = []  # the leases
-
-    @property
-    def left(self) -> int:
-        return self.ask.max_count - self.answer.count
-
-    @property
-    def left_bytes(self) -> int:
-        return self.ask.max_bytes - self.answer.size_bytes
+        self.taken: list[_Taken] = []
+        self.left = ask.max_count
+        self.left_bytes = ask.max_bytes
+        self.size_bytes = 0
 
     @property
     def is_full(self) -> bool:
         return self.left <= 0 or self.left_bytes <= 0
+
+    def take(self, key: QueueKey, queue: QueueLeases, lease: Lease, records: bytes) -> None:
+        """The messages of a lease are for the member of the call."""
+        self.taken.append(_Taken(key, queue, lease, records, lease.count))
+        self.left -= lease.count
+        self.left_bytes -= len(records)
+        self.size_bytes += len(records)
+
+    def forget_records(self) -> None:
+        """The call has to wait for room: what it waits with takes no memory."""
+        for one in self.taken:
+            one.records = None
 
 
 class ReceiveService:
@@ -143,21 +165,96 @@ class ReceiveService:
         settings = self._groups.check_receive(ask.group)
         self._groups.pops.check_room()
         call = _Call(ask, settings, self._groups.now_ms(), room)
-        if ask.attempt_id and await self._repeated(call):
-            await self._written()
-            return call.answer
-        keys = await self._keys(ask)
+        keys: list[tuple[Wanted, QueueKey]] = []
         try:
-            await self._fill(call, keys)
+            if not await self._takes_again(call):
+                keys = await self._keys(ask)
+                await self._fill(call, keys)
+            await self._hand_out(call)
+        except CometError:  # the member gets nothing: others may
+            for one in call.taken:
+                self._give_back(ask.group, one.key, one.queue, one.lease)
+            call.taken.clear()
+            raise
         finally:  # a member that did not wait for the answer asks again
-            if ask.attempt_id and call.given:
-                self._keep(ask, call.given)
+            if ask.attempt_id and call.taken:
+                self._keep(ask, [(one.key, one.lease.number) for one in call.taken])
         await self._written()
         if len(keys) == QUEUES_PER_CALL_MAX:  # there may be something in others
             call.answer.again_ms = min(call.answer.again_ms or AGAIN_MS, AGAIN_MS)
         if call.answer.runs or call.answer.has_more:
             call.answer.positions = []
         return call.answer
+
+    async def _hand_out(self, call: _Call) -> None:
+        """Waits for room, and for the right to give messages away, while others receive from the
+        same queues. The time of the messages counts from now, when nothing keeps the answer any
+        more.
+        """
+        if call.taken:
+            await self._room(call)
+        await self._storage.until_certain()
+        if not call.taken:
+            return
+        found = [await self._records(call.ask.group, one) for one in call.taken]
+        visible_ms = self._groups.now_ms() + call.ask.invisible_ms
+        for one, records in zip(call.taken, found, strict=True):
+            if self._is_held(call.ask.group, one.key, one.queue, one.lease):
+                self._answer(call, one, records, visible_ms)
+        call.answer.has_more |= not call.answer.runs
+
+    async def _room(self, call: _Call) -> None:
+        waits = asyncio.get_running_loop().call_soon(call.forget_records)
+        try:
+            await call.room(call.size_bytes)
+        finally:
+            waits.cancel()
+
+    async def _records(self, group: str, one: _Taken) -> bytes:
+        """Those that can be read, end to end."""
+        if one.records is not None:
+            return one.records
+        offsets = list(offsets_of(one.lease.mask, one.lease.first))
+        found = await read_offsets(self._storage, one.key, offsets, BYTES_MAX)
+        return b"".join(record for _, record in found if isinstance(record, bytes))
+
+    def _is_held(self, group: str, key: QueueKey, queue: QueueLeases, lease: Lease) -> bool:
+        """Whether the messages are still in this lease: the group was not reset, and no other
+        member has them.
+        """
+        return self._groups.pops.find(group, key) is queue and queue.find(lease.number) is lease
+
+    def _answer(self, call: _Call, one: _Taken, records: bytes, visible_ms: int) -> None:
+        """Puts messages into the answer, which names no message that it lacks."""
+        group, lease = call.ask.group, one.lease
+        first, mask = lease.first, lease.mask
+        if one.records is None or lease.count != one.count:
+            pieces = [place for place in places(records) if lease.part(place[0], 1)]
+            if not pieces:
+                return
+            records = b"".join(records[at:end] for _, at, end in pieces)
+            first, mask = mask_of_offsets([offset for offset, _, _ in pieces])
+        if visible_ms - lease.visible_ms > LATE_MS or (first, mask) != (lease.first, lease.mask):
+            lease = self._groups.give(
+                group, one.key, lease.number, first, mask, visible_ms, lease.attempt
+            )
+            one.lease = lease
+        handle = self._groups.handle(group, one.key, lease)
+        run = Run(one.key, handle, records, lease.count, lease.attempt, lease.visible_ms)
+        call.answer.runs.append(run)
+        self._groups.metrics.pop_delivered(one.key[0], group, lease.count, lease.attempt)
+
+    def _give_back(self, group: str, key: QueueKey, queue: QueueLeases, lease: Lease) -> None:
+        """Messages that were taken for a member which did not get them: others may have them now,
+        and the delivery does not count.
+        """
+        if self._is_held(group, key, queue, lease):
+            count, attempt = lease.count, lease.attempt - 1
+            again_ms = self._groups.now_ms() if attempt else 0
+            self._groups.give(
+                group, key, lease.number, lease.first, lease.mask, again_ms, attempt
+            )
+            self._groups.returns.came_back(group, key, count)
 
     async def _written(self) -> None:
         if self._groups.pops.has_unwritten:
@@ -275,6 +372,7 @@ class ReceiveService:
 
     async def _from_queue(self, call: _Call, wanted: Wanted, key: QueueKey) -> None:
         group = call.ask.group
+        call.now_ms = self._groups.now_ms()
         self._groups.check_receive(group)  # its mode may be about to change
         # Before the queue is looked at: what comes back meanwhile may have been missed.
         return_number = self._groups.returns.number(group, key)
@@ -289,7 +387,10 @@ class ReceiveService:
             await self._again(call, key, queue)
             if not call.is_full:
                 await self._new(call, wanted, key, queue)
-        self._note_wait(call, key, queue, return_number)
+        if self._groups.pops.find(group, key) is queue:
+            self._note_wait(call, key, queue, return_number)
+        else:  # reset, or deleted, meanwhile
+            call.answer.has_more = True
 
     def _note_wait(
         self, call: _Call, key: QueueKey, queue: QueueLeases, return_number: int
@@ -313,10 +414,14 @@ class ReceiveService:
 
     async def _again(self, call: _Call, key: QueueKey, queue: QueueLeases) -> None:
         """Messages whose time was over."""
-        while not call.is_full:
+        before: tuple[int, int, int, int] | None = None
+        # Nothing leaves the leases of a queue that the group was reset in.
+        while not call.is_full and self._groups.pops.find(call.ask.group, key) is queue:
             part = acking.next_part(queue, call.now_ms, call.left)
             if part is None:
                 return
+            assert part != before, "each turn of the loop takes messages out of their lease"
+            before = part
             number, first, mask, _ = part
             offsets = list(offsets_of(mask, first))
             if not await self._deliver_again(call, key, queue, number, offsets):
@@ -330,21 +435,17 @@ class ReceiveService:
         """
         found = await read_offsets(self._storage, key, offsets, call.left_bytes)
         lease = queue.find(number)
-        if self._groups.pops.find(call.ask.group, key) is not queue or lease is None:
+        if lease is None or not self._is_held(call.ask.group, key, queue, lease):
             return True  # acknowledged, or reset, meanwhile
         is_shown = not any(isinstance(one, OffsetInvalid) for _, one in found)
         good, dead = self._sorted(call, key, lease, found)
         if dead:
             await self._bury(call, key, queue, lease, dead)
             good = [pair for pair in good if lease.part(pair[0], 1)]
-        if not good or queue.find(number) is not lease:
-            return is_shown
-        await call.room(sum(len(one) for _, one in good))
-        good = [pair for pair in good if lease.part(pair[0], 1)]
-        if good and self._groups.pops.find(call.ask.group, key) is queue:
+        if good and self._is_held(call.ask.group, key, queue, lease):
             first, mask = mask_of_offsets([offset for offset, _ in good])
             records = b"".join(one for _, one in good)
-            self._give(call, key, number, first, mask, lease.attempt + 1, records)
+            self._take(call, key, queue, number, first, mask, lease.attempt + 1, records)
         return is_shown
 
     async def _bury(
@@ -362,7 +463,7 @@ class ReceiveService:
             held = lease.part(first, mask)
             if held and self._groups.pops.find(group, key) is queue:
                 first, mask = acking.trimmed(lease.first, held)
-                again_ms = call.now_ms + BURY_AGAIN_MS
+                again_ms = self._groups.now_ms() + BURY_AGAIN_MS
                 self._groups.give(group, key, lease.number, first, mask, again_ms, lease.attempt)
 
     def _sorted(
@@ -395,24 +496,21 @@ class ReceiveService:
         tries = record.decode(found).reconsume_times + lease.attempt
         return self._groups.is_dead(call.settings, tries)
 
-    def _give(
+    def _take(
         self,
         call: _Call,
         key: QueueKey,
+        queue: QueueLeases,
         source: int,
         first: int,
         mask: int,
         attempt: int,
         records: bytes,
     ) -> None:
-        visible_ms = call.visible_ms
-        lease, handle = self._groups.give(
-            call.ask.group, key, source, first, mask, visible_ms, attempt
-        )
-        call.given.append((key, lease.number))
-        run = Run(key, handle, records, lease.count, attempt, visible_ms)
-        call.answer.runs.append(run)
-        self._groups.metrics.pop_delivered(key[0], call.ask.group, lease.count, attempt)
+        """Messages leave the queue for the member of the call."""
+        visible_ms = self._groups.now_ms() + call.ask.invisible_ms
+        lease = self._groups.give(call.ask.group, key, source, first, mask, visible_ms, attempt)
+        call.take(key, queue, lease, records)
 
     async def _new(self, call: _Call, wanted: Wanted, key: QueueKey, queue: QueueLeases) -> None:
         """Messages that nobody of the group has received."""
@@ -430,7 +528,7 @@ class ReceiveService:
                 first, mask = start, dense(answer.count)
                 if not is_all:
                     first, mask = mask_of_offsets([at for at, _, _ in places(answer.records)])
-                self._give(call, key, 0, first, mask, 1, answer.records)
+                self._take(call, key, queue, 0, first, mask, 1, answer.records)
             self._groups.pops.skip(call.ask.group, key, answer.next_position.offset)
             if answer.count:
                 call.answer.has_more |= answer.next_position.offset < answer.max_offset
@@ -454,7 +552,7 @@ class ReceiveService:
             return None
         query = PullQuery(*key, Position(0, start), wanted.codes, count, bytes_max, wanted.program)
         try:
-            answer = await self._reader.pull(query, call.room)
+            answer = await self._reader.pull(query, _no_room)
         except StoreDamaged as error:
             self._pass_damage(call, key, queue, start, error)
             return None
@@ -536,7 +634,7 @@ class ReceiveService:
             first, mask = acking.trimmed(split.first, split.taken)
             spans = [start_of[offset] for offset in offsets_of(mask, first)]
             records = b"".join(answer.records[at:end] for at, end in spans)
-            self._give(call, key, 0, first, mask, 1, records)
+            self._take(call, key, queue, 0, first, mask, 1, records)
         self._groups.pops.skip(call.ask.group, key, looked_at)
         call.answer.has_more |= call.is_full and looked_at < answer.max_offset
 
@@ -547,23 +645,46 @@ class ReceiveService:
         if len(self._repeats) > REPEATS_MAX:
             self._repeats.popitem(last=False)
 
-    async def _repeated(self, call: _Call) -> bool:
-        """Whether the call came before, and what it got is still its own: it gets it again."""
+    async def _takes_again(self, call: _Call) -> bool:
+        """Whether the call came before, and what it got is still its own: it gets it again, for as
+        long as it asks now. What it does not want any more goes back.
+        """
         group = call.ask.group
-        for key, number in self._repeats.get((group, call.ask.attempt_id), ()):
+        known = self._repeats.get((group, call.ask.attempt_id), ()) if call.ask.attempt_id else ()
+        for key, number in known:
             queue = self._groups.pops.find(group, key)
             lease = queue.find(number) if queue is not None else None
-            if lease is None or lease.visible_ms <= call.now_ms:
+            if queue is None or lease is None or lease.visible_ms <= call.now_ms:
                 continue
-            offsets = list(offsets_of(lease.mask, lease.first))
-            # Its handle names all of them, also if it asks for less now.
-            found = await read_offsets(self._storage, key, offsets, BYTES_MAX)
-            records = [one for _, one in found if isinstance(one, bytes)]
-            await call.room(sum(map(len, records)))
-            handle = self._groups.handle(group, key, lease)
-            run = Run(key, handle, b"".join(records), len(records), lease.attempt, lease.visible_ms)
-            call.answer.runs.append(run)
-        return bool(call.answer.runs)
+            if not call.is_full:
+                offsets = list(offsets_of(lowest(lease.mask, call.left), lease.first))
+                await self._take_again(call, key, queue, lease, offsets)
+            self._give_back(group, key, queue, lease)
+        return bool(call.taken)
+
+    async def _take_again(
+        self,
+        call: _Call,
+        key: QueueKey,
+        queue: QueueLeases,
+        lease: Lease,
+        offsets: Sequence[int],
+    ) -> None:
+        found = await read_offsets(self._storage, key, offsets, call.left_bytes)
+        if self._is_held(call.ask.group, key, queue, lease):
+            good = [
+                (offset, one)
+                for offset, one in found
+                if isinstance(one, bytes) and lease.part(offset, 1)
+            ]
+            if good:
+                first, mask = mask_of_offsets([offset for offset, _ in good])
+                records = b"".join(one for _, one in good)
+                self._take(call, key, queue, lease.number, first, mask, lease.attempt, records)
+
+
+async def _no_room(_size_bytes: int) -> None:
+    """For reads of which the answer waits for room later."""
 
 
 def _key(found: bytes) -> bytes:
