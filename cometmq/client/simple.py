@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -115,7 +115,7 @@ class SimpleConsumer:
         self._failures = Backoff(backoff_policy(self._options), random.Random())
         self._held = HeldMessages()
         self._rounds = 0  # says which broker group is asked first
-        # Calls that had no answer in time, by broker group, and what such a call brought too many.
+        # Calls that had no answer in time, by broker group, and what such calls brought.
         self._late: defaultdict[str, list[asyncio.Task[PopAnswer]]] = defaultdict(list)
         self._left: deque[ReceivedMessage] = deque()
         # After these answers nothing has come: who waits next begins there and asks no broker.
@@ -297,13 +297,13 @@ class SimpleConsumer:
         one: messages in hand wait for no other group, which may not answer. Raises an error that no
         retry can mend, unless another group has given something.
         """
-        if left := self._take_left(count_max):
+        failed = self._take_late()
+        if left := await self._take_left(count_max, invisible_ms):
             return left, None
         groups = self._pop.broker_groups()
         self._rounds += 1
         first = self._rounds % max(1, len(groups))
         found: list[ReceivedMessage] = []
-        failed: CometError | None = None
         for broker_group in groups[first:] + groups[:first]:
             try:
                 answer = await self._ask(broker_group, count_max, invisible_ms, len(groups))
@@ -314,7 +314,7 @@ class SimpleConsumer:
                 continue
             answers[broker_group] = answer
             found = self._taken(broker_group, answer)
-            if found:
+            if found:  # brokers of the release before gave an attempt that came again in full
                 self._left.extend(found[count_max:])
                 found = found[:count_max]
                 break
@@ -327,10 +327,6 @@ class SimpleConsumer:
     ) -> PopAnswer | None:
         """None: it is late. Its answer is taken when it has come; nobody asks it meanwhile."""
         late = self._late[broker_group]
-        come = next((task for task in late if task.done()), None)
-        if come is not None:
-            late.remove(come)
-            return come.result()
         if group_count == 1:
             return await self._pop.receive(broker_group, count_max, invisible_ms)
         if late:
@@ -346,17 +342,67 @@ class SimpleConsumer:
                 task.add_done_callback(lambda _: self._sooner.set())
         return task.result() if is_in_time else None
 
-    def _take_left(self, count_max: int) -> list[ReceivedMessage]:
-        """Messages that came too many, and are this consumer's for at least half of their time."""
-        now_s, caller = asyncio.get_running_loop().time(), Caller()
+    def _take_late(self) -> CometError | None:
+        """Takes what late answers have brought; the error of one that brought none."""
+        failed: CometError | None = None
+        for broker_group, late in self._late.items():
+            for task in [task for task in late if task.done()]:
+                late.remove(task)
+                try:
+                    self._left.extend(self._taken(broker_group, task.result()))
+                except CometError as error:
+                    failed = error
+        return failed
+
+    async def _take_left(self, count_max: int, invisible_ms: int) -> list[ReceivedMessage]:
+        """Messages that came late. They are this consumer's for the time that it asks for now."""
+        now_s = asyncio.get_running_loop().time()
         taken: list[ReceivedMessage] = []
         while self._left and len(taken) < count_max:
             message = self._left.popleft()
             lease = self._held.find(message)
-            if lease is not None and now_s < lease.until_s - lease.invisible_s / 2:
-                lease.caller = caller
+            if lease is not None and now_s < lease.until_s:
                 taken.append(message)
-        return taken
+        if not taken:
+            return []
+        try:
+            # A call that is cancelled on its way has changed the handles as well.
+            await self._changes.run(self._renew(taken, invisible_ms))
+        except BaseException:
+            self._left.extendleft(reversed(taken))
+            raise
+        found = [message for message in taken if self._held.find(message) is not None]
+        caller = Caller()
+        for message in found:
+            self._held.of_queue(message.queue)[message.queue_offset].caller = caller
+        return found
+
+    async def _renew(self, messages: Sequence[ReceivedMessage], invisible_ms: int) -> None:
+        """Asks for so much time from now; messages that others may have are held no more."""
+        leases: defaultdict[Lease, list[ReceivedMessage]] = defaultdict(list)
+        for message in messages:
+            leases[self._held.of_queue(message.queue)[message.queue_offset]].append(message)
+        parts: defaultdict[str, list[tuple[Lease, broker_pb2.AckItem]]] = defaultdict(list)
+        for lease, some in leases.items():
+            for item in ack_items(lease, [one.queue_offset for one in some]):
+                parts[lease.queue.broker_group].append((lease, item))
+        for broker_group, pairs in parts.items():
+            asked_s, invisible_s = asyncio.get_running_loop().time(), invisible_ms / 1000
+            answers = await self._pop.change(
+                broker_group,
+                [
+                    broker_pb2.ChangeInvisibleTimeItem(messages=item, invisible_ms=invisible_ms)
+                    for _, item in pairs
+                ],
+            )
+            for (lease, item), answer in zip(pairs, answers, strict=True):
+                if not isinstance(answer, CometError):
+                    changed = lease.changed(answer.handle, invisible_s, asked_s + invisible_s)
+                    self._held.move(lease, changed, item)
+                elif answer.retry is Retry.NEVER:
+                    self._held.remove(lease, item)
+                else:
+                    raise self._calls.namespace.strip(answer)
 
     def _taken(self, broker_group: str, answer: PopAnswer) -> list[ReceivedMessage]:
         """The messages that the application wants; the others are acknowledged."""
@@ -474,7 +520,7 @@ class SimpleConsumer:
             raise self._calls.namespace.strip(answer)
         invisible_s = invisible_ms / 1000
         changed = lease.changed(answer.handle, invisible_s, asked_s + invisible_s)
-        self._held.replace(message, lease, changed)
+        self._held.move(lease, changed, item)
 
     def _check_open(self) -> None:
         if not self._open:

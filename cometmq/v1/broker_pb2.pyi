@@ -3115,10 +3115,11 @@ class ReceiveRequest(_message.Message):
     max_bytes: _builtins.int
     """Record bytes wanted at most, 1 to 3 MiB; 0 = 256 KiB. More is answered as the limit. The last message comes whatever its size."""
     invisible_ms: _builtins.int
-    """How long nobody else gets the messages, in ms: 10,000 to 43,200,000 (12 h)."""
+    """How long nobody else gets the messages, in ms: 10,000 to 43,200,000 (12 h). It counts from the answer."""
     attempt_id: _builtins.str
     """Chosen by the client for this attempt, at most 64 printable characters. A request that comes again with it, because its answer was
-    lost, gets the same messages while they are its own; a broker that was started since does not know it. Empty = none.
+    lost, gets the same messages while they are its own, as many and for as long as it asks now; what it does not take others get. A
+    broker that was started since does not know it. Empty = none.
     """
     form: Global___MessageForm.ValueType
     """Form of the messages."""
@@ -4467,7 +4468,7 @@ class GroupSettings(_message.Message):
     notify_members_enable: _builtins.bool
     """Whether members learn at once of each other's coming and going; where not, within 3 s."""
     consume_orderly: _builtins.bool
-    """Whether the group consumes in order. With mode POP: a message with a sharding key comes when the one before it is done. Else kept
+    """Whether the group consumes in order. With mode POP: a message with a sharding key comes when the one before it is done; one without a key waits for nobody. Else kept
     and shown: each consumer has an option of its own.
     """
     consume_timeout_min: _builtins.int

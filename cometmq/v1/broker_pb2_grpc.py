@@ -334,9 +334,10 @@ class BrokerServiceServicer:
 
     def ChangeInvisibleTime(self, request, context):
         """Changes when messages come again that were received and are not acknowledged: later, while the work goes on, or sooner. Each item is
-        decided on its own, and answered with a new handle when that is in the log; the old one is good for nothing then. Errors:
-        GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_MODE_MISMATCH, LIMIT_EXCEEDED, FLOW_CONTROL, DISK_FULL, STORE_FAILED; inside an item: HANDLE_INVALID,
-        INVISIBLE_TIME_INVALID, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND. Deadline 3 s.
+        decided on its own, and answered with a new handle when that is as safe as a message of the topic; the old one is good for nothing then. Errors:
+        GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_MODE_MISMATCH, LIMIT_EXCEEDED, FLOW_CONTROL; DISK_FULL, SLAVE_NOT_AVAILABLE, STORE_FAILED: the changes
+        count, but a crash or a fail-over may take them back; inside an item: HANDLE_INVALID, INVISIBLE_TIME_INVALID, TOPIC_NOT_FOUND,
+        QUEUE_NOT_FOUND. Deadline 3 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

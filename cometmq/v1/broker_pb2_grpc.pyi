@@ -150,9 +150,10 @@ class BrokerServiceStub:
     """
     ChangeInvisibleTime: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ChangeInvisibleTimeRequest, _broker_pb2.ChangeInvisibleTimeResponse]
     """Changes when messages come again that were received and are not acknowledged: later, while the work goes on, or sooner. Each item is
-    decided on its own, and answered with a new handle when that is in the log; the old one is good for nothing then. Errors:
-    GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_MODE_MISMATCH, LIMIT_EXCEEDED, FLOW_CONTROL, DISK_FULL, STORE_FAILED; inside an item: HANDLE_INVALID,
-    INVISIBLE_TIME_INVALID, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND. Deadline 3 s.
+    decided on its own, and answered with a new handle when that is as safe as a message of the topic; the old one is good for nothing then. Errors:
+    GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_MODE_MISMATCH, LIMIT_EXCEEDED, FLOW_CONTROL; DISK_FULL, SLAVE_NOT_AVAILABLE, STORE_FAILED: the changes
+    count, but a crash or a fail-over may take them back; inside an item: HANDLE_INVALID, INVISIBLE_TIME_INVALID, TOPIC_NOT_FOUND,
+    QUEUE_NOT_FOUND. Deadline 3 s.
     """
     QueryAssignment: _grpc.UnaryUnaryMultiCallable[_broker_pb2.QueryAssignmentRequest, _broker_pb2.QueryAssignmentResponse]
     """Which queues of a topic a client of a group is to read here. With mode POP all members receive from all queues together: the answer is
@@ -309,9 +310,10 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     """
     ChangeInvisibleTime: _aio.UnaryUnaryMultiCallable[_broker_pb2.ChangeInvisibleTimeRequest, _broker_pb2.ChangeInvisibleTimeResponse]  # type: ignore[assignment]
     """Changes when messages come again that were received and are not acknowledged: later, while the work goes on, or sooner. Each item is
-    decided on its own, and answered with a new handle when that is in the log; the old one is good for nothing then. Errors:
-    GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_MODE_MISMATCH, LIMIT_EXCEEDED, FLOW_CONTROL, DISK_FULL, STORE_FAILED; inside an item: HANDLE_INVALID,
-    INVISIBLE_TIME_INVALID, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND. Deadline 3 s.
+    decided on its own, and answered with a new handle when that is as safe as a message of the topic; the old one is good for nothing then. Errors:
+    GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_MODE_MISMATCH, LIMIT_EXCEEDED, FLOW_CONTROL; DISK_FULL, SLAVE_NOT_AVAILABLE, STORE_FAILED: the changes
+    count, but a crash or a fail-over may take them back; inside an item: HANDLE_INVALID, INVISIBLE_TIME_INVALID, TOPIC_NOT_FOUND,
+    QUEUE_NOT_FOUND. Deadline 3 s.
     """
     QueryAssignment: _aio.UnaryUnaryMultiCallable[_broker_pb2.QueryAssignmentRequest, _broker_pb2.QueryAssignmentResponse]  # type: ignore[assignment]
     """Which queues of a topic a client of a group is to read here. With mode POP all members receive from all queues together: the answer is
@@ -561,9 +563,10 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.ChangeInvisibleTimeResponse, _abc.Awaitable[_broker_pb2.ChangeInvisibleTimeResponse]]:
         """Changes when messages come again that were received and are not acknowledged: later, while the work goes on, or sooner. Each item is
-        decided on its own, and answered with a new handle when that is in the log; the old one is good for nothing then. Errors:
-        GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_MODE_MISMATCH, LIMIT_EXCEEDED, FLOW_CONTROL, DISK_FULL, STORE_FAILED; inside an item: HANDLE_INVALID,
-        INVISIBLE_TIME_INVALID, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND. Deadline 3 s.
+        decided on its own, and answered with a new handle when that is as safe as a message of the topic; the old one is good for nothing then. Errors:
+        GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_MODE_MISMATCH, LIMIT_EXCEEDED, FLOW_CONTROL; DISK_FULL, SLAVE_NOT_AVAILABLE, STORE_FAILED: the changes
+        count, but a crash or a fail-over may take them back; inside an item: HANDLE_INVALID, INVISIBLE_TIME_INVALID, TOPIC_NOT_FOUND,
+        QUEUE_NOT_FOUND. Deadline 3 s.
         """
 
     @_abc_1.abstractmethod

@@ -26,6 +26,7 @@ from cometmq.client import (
 )
 from cometmq.client import sync as cometmq_sync
 from cometmq.client.pop.calls import PopAnswer
+from cometmq.clock import SystemClock
 from cometmq.errors import (
     ClientClosed,
     CometError,
@@ -38,6 +39,7 @@ from cometmq.errors import (
     PeerUnavailable,
     TopicNotFound,
 )
+from cometmq.format.properties import SHARDING_KEY
 from cometmq.rpc.streams import read, write
 from cometmq.rpc.tasks import stop_all
 from cometmq.v1 import broker_pb2 as pb
@@ -68,6 +70,11 @@ def numbers(first: int, end: int) -> list[bytes]:
 
 def bodies(messages: list[ReceivedMessage]) -> list[bytes]:
     return sorted(message.body for message in messages)
+
+
+async def send_keyed(broker: LiveBroker, body: bytes) -> None:
+    one = pb.OutgoingMessage(topic="T", queue_id=0, body=body, properties={SHARDING_KEY: "k"})
+    await broker.stub.Send(pb.SendRequest(messages=[one]))
 
 
 async def receive_all(
@@ -229,9 +236,9 @@ async def test_who_waits_hears_at_once_of_what_an_acknowledgement_frees(tmp_path
             simple(namesrv) as other,
             Parked(other, pullhold, 4) as waiting,
         ):
-            await broker.send("T", 0, b"0")
+            await send_keyed(broker, b"0")
             message = await received(first)
-            await broker.send("T", 0, b"1")  # of the same message group
+            await send_keyed(broker, b"1")  # of the same message group
             await until(lambda: broker.state.pops.open_count == 2 and pullhold.waiting == 2)
             assert not waiting.done()
             await one.ack(message)
@@ -696,19 +703,70 @@ async def test_a_late_answer_is_kept_that_comes_as_its_receive_is_cancelled(tmp_
                 assert bodies(await consumer.receive(8, wait_ms=0)) == [b"0"]
 
 
-async def test_messages_whose_time_is_nearly_over_are_not_handed_out(tmp_path: Path) -> None:
-    """They came too many with another answer, and had a moment left."""
-    async with pop_cluster(tmp_path, Ahead()) as (namesrv, _, _hold):
+async def test_what_came_late_has_the_time_that_the_next_call_asks_for(tmp_path: Path) -> None:
+    """It had that of the earlier call, and the half of it was over."""
+    async with pop_cluster(tmp_path, Ahead()) as (namesrv, broker, _hold):
         await send(namesrv, b"0", b"1")
         async with simple(namesrv) as consumer:
             await consumer.subscribe("T")
             found = await receive_all(consumer, 2, invisible_ms=10_000)
-            old, new = found
-            lease = consumer._held.find(old)
-            assert lease is not None
-            lease.until_s = asyncio.get_running_loop().time() + 4
             consumer._left.extend(found)
-            assert await consumer.receive(wait_ms=0) == [new]
+            assert await consumer.receive(1, invisible_ms=600_000, wait_ms=0) == found[:1]
+            leases = [one for q in broker.state.pops.of_group("G").values() for one in q]
+            longest_ms = max(one.visible_ms for one in leases) - SystemClock().wall_ms()
+            assert longest_ms > 500_000
+            assert await consumer.receive(2, wait_ms=0) == found[1:]
+            await consumer.ack_many(found)
+
+
+async def test_what_came_late_and_others_may_have_is_not_handed_out(tmp_path: Path) -> None:
+    clock = Ahead()
+    async with pop_cluster(tmp_path, clock) as (namesrv, _, _hold):
+        await send(namesrv, b"0")
+        async with simple(namesrv) as consumer, simple(namesrv) as other:
+            await consumer.subscribe("T")
+            await other.subscribe("T")
+            consumer._left.extend(await receive_all(consumer, 1, invisible_ms=10_000))
+            clock.later_s = 11
+            [message] = await receive_all(other, 1, invisible_ms=10_000)
+            assert await consumer.receive(1, wait_ms=0) == []
+            await other.ack(message)
+
+
+@pytest.mark.parametrize("shorter_first", [True, False])
+async def test_a_receive_after_a_cancelled_one_has_its_own_time_and_count(
+    tmp_path: Path, shorter_first: bool
+) -> None:
+    """It returned the messages of the earlier call, for the rest of the earlier call's time."""
+    times = (10_000, 60_000) if shorter_first else (60_000, 10_000)
+    async with pop_cluster(tmp_path, clock := Ahead()) as (namesrv, _broker, _):
+        await send(namesrv, *numbers(0, 8))
+        async with simple(namesrv) as consumer, simple(namesrv) as other:
+            await consumer.subscribe("T")
+            await other.subscribe("T")
+            given = asyncio.Event()
+            real = receive.ReceiveService.receive
+
+            async def is_lost(*args: Any) -> receive.Received:
+                await real(*args)
+                given.set()
+                return await asyncio.Future()
+
+            with mock.patch.object(receive.ReceiveService, "receive", is_lost):
+                receiving = asyncio.create_task(consumer.receive(8, invisible_ms=times[0]))
+                await given.wait()
+                await stop_all([receiving])
+            clock.later_s = 4
+            found: list[ReceivedMessage] = []
+            while len(found) < 3:
+                some = await consumer.receive(3 - len(found), invisible_ms=times[1])
+                assert len(some) <= 3 - len(found)
+                found += some
+            clock.later_s += times[1] / 1000 - 2
+            rest = await receive_all(other, 5)
+            assert not {one.body for one in rest} & {one.body for one in found}
+            clock.later_s += 3
+            assert sorted(bodies(await receive_all(other, 3))) == sorted(bodies(found))
 
 
 async def test_acknowledgements_of_a_turn_are_one_call(tmp_path: Path) -> None:

@@ -139,8 +139,8 @@ class PopCalls:
         # What is asked for at each broker group, made once for these routes and filters.
         self._asked: dict[str, list[broker_pb2.Subscription]] = {}
         self._asked_for: list[tuple[str, TopicRoute | None, Filter]] = []
-        # Receives without an answer, by broker group: it may have given messages.
-        self._unanswered: defaultdict[str, deque[_Receive]] = defaultdict(
+        # Attempts without an answer, by broker group: it may have given messages.
+        self._unanswered: defaultdict[str, deque[str]] = defaultdict(
             lambda: deque(maxlen=UNANSWERED_MAX)
         )
 
@@ -165,27 +165,27 @@ class PopCalls:
         return self._asked
 
     async def receive(self, broker_group: str, count_max: int, invisible_ms: int) -> PopAnswer:
-        """Messages that nobody else gets for a while. A call without an answer is made again, and
-        gets the same: here, or by the next receive if this one fails or is cancelled. So there may
-        be more messages than ``count_max``. Raises what brokers refuse it with.
+        """At most so many messages that nobody else gets for a while. A call without an answer is
+        made again, and gets the same: here, or by the next receive if this one fails or is
+        cancelled, for the time that the next one asks for. Raises what brokers refuse it with.
         """
         subscriptions = self._subscriptions_at().get(broker_group)
         if not subscriptions:
             return PopAnswer([], False, None, False, ())
-        receive = self._take_unanswered(broker_group)
-        if receive is None:
-            receive = self._new_receive(subscriptions, count_max, invisible_ms)
+        unanswered = self._unanswered[broker_group]
+        attempt_id = unanswered.popleft() if unanswered else secrets.token_hex(8)
+        receive = self._new_receive(subscriptions, attempt_id, count_max, invisible_ms)
         try:
             response = await self._repeated(
                 broker_group,
                 lambda stub: ask(stub.Receive, receive.request, self._calls.timeout_s),
             )
         except asyncio.CancelledError:
-            self._unanswered[broker_group].append(receive)
+            self._unanswered[broker_group].append(attempt_id)
             raise
         except CometError as error:
             if isinstance(error, PeerUnavailable):
-                self._unanswered[broker_group].append(receive)
+                self._unanswered[broker_group].append(attempt_id)
             raise self._calls.namespace.strip(error) from None
         return self._answer(broker_group, response, receive)
 
@@ -205,7 +205,11 @@ class PopCalls:
         raise AssertionError("the last call answers or raises")
 
     def _new_receive(
-        self, subscriptions: Sequence[broker_pb2.Subscription], count_max: int, invisible_ms: int
+        self,
+        subscriptions: Sequence[broker_pb2.Subscription],
+        attempt_id: str,
+        count_max: int,
+        invisible_ms: int,
     ) -> _Receive:
         options = self._options
         request = broker_pb2.ReceiveRequest(
@@ -214,22 +218,12 @@ class PopCalls:
             max_count=count_max,
             max_bytes=options.pull_bytes_max,
             invisible_ms=invisible_ms,
-            attempt_id=secrets.token_hex(8),
+            attempt_id=attempt_id,
             start=_STARTS[options.consume_from],
             start_time_ms=options.consume_from_time_ms,
             client_id=self._calls.client_id,
         )
         return _Receive(request, asyncio.get_running_loop().time())
-
-    def _take_unanswered(self, broker_group: str) -> _Receive | None:
-        """A receive whose messages, if it was given any, are this consumer's for some time more."""
-        unanswered = self._unanswered[broker_group]
-        now_s = asyncio.get_running_loop().time()
-        while unanswered:
-            receive = unanswered.popleft()
-            if now_s < receive.asked_s + receive.invisible_s / 2:
-                return receive
-        return None
 
     def _answer(
         self,

@@ -42,10 +42,12 @@ class HeldMessages:
         """The lease of a message; None: this consumer has not got it, or no longer."""
         return self.of_queue(message.queue).get(message.queue_offset)
 
-    def replace(self, message: ReceivedMessage, old: Lease, new: Lease) -> None:
-        """The message has another lease now, unless it was received again meanwhile."""
-        if self.find(message) in (None, old):
-            self._queues[message.queue][message.queue_offset] = new
+    def move(self, old: Lease, new: Lease, item: broker_pb2.AckItem) -> None:
+        """These messages have another lease now, unless they were received again meanwhile."""
+        held = self._queues[old.queue]
+        for offset in range(item.first_offset, item.first_offset + item.count):
+            if held.get(offset) in (None, old):
+                held[offset] = new
 
     def remove(self, lease: Lease, item: broker_pb2.AckItem) -> None:
         """These messages are done, or others may have them."""

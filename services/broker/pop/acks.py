@@ -142,9 +142,7 @@ class AckService:
         queue = self._groups.pops.find(group, handle.key)
         return before if queue is not None and queue.find(handle.number) is not None else None
 
-    async def _change(
-        self, settings: GroupSettings, item: ChangeItem, topics: set[str]
-    ) -> Changed:
+    async def _change(self, settings: GroupSettings, item: ChangeItem, topics: set[str]) -> Changed:
         group = settings.name
         if not item.failed or item.invisible_ms > acking.INVISIBLE_MS_MAX:
             acking.check_invisible(item.invisible_ms)

@@ -251,9 +251,7 @@ class ReceiveService:
         if self._is_held(group, key, queue, lease):
             count, attempt = lease.count, lease.attempt - 1
             again_ms = self._groups.now_ms() if attempt else 0
-            self._groups.give(
-                group, key, lease.number, lease.first, lease.mask, again_ms, attempt
-            )
+            self._groups.give(group, key, lease.number, lease.first, lease.mask, again_ms, attempt)
             self._groups.returns.came_back(group, key, count)
 
     async def _written(self) -> None:

@@ -5,7 +5,7 @@ its member the time that it asked for.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,89 +13,32 @@ from unittest import mock
 
 import pytest
 
-from cometmq.errors import AnswersUnread, GroupNotFound, HandleInvalid, TopicNotFound
-from cometmq.format import properties
-from cometmq.format.properties import SHARDING_KEY
-from cometmq.member.relay import RelayWriter
+from cometmq.errors import AnswersUnread, BrokerDraining, GroupNotFound, TopicNotFound
 from cometmq.messaging.changes import OffsetsReset
-from cometmq.messaging.group_policy import ConsumeMode, GroupPolicy
-from cometmq.messaging.groups import GroupSettings, MemberTable
 from cometmq.messaging.offsets import CommittedOffset
 from cometmq.model import Position
-from services.broker.groups.resets import Bound, ResetTarget
 from services.broker.pop import receive
-from services.broker.pop.acks import AckItem, AckService, Changed, ChangeItem
-from services.broker.pop.groups import PopGroups
-from services.broker.pop.receive import ReceiveAsk, Received, ReceiveService, Wanted
 from services.broker.retry.retries import RetryService
-from tests.support.cluster.members import Member, living_member
-from tests.support.stores.small_stores import HOST, WallClock
+from tests.support.cluster.pop_parts import ASK, KEY, Pop, Room, living_pop
 from tests.support.waiting import until
-
-KEY = ("T", 0)
-ASK = ReceiveAsk(
-    "G", (Wanted("T"),), None, 1, 1 << 20, 10_000, ResetTarget(bound=Bound.FIRST)
-)
-
-
-async def fast(_size_bytes: int) -> None:
-    """There is room at once."""
-
-
-class Room:
-    """A peer that takes its answers late."""
-
-    def __init__(self) -> None:
-        self.is_waited_for, self.is_there = asyncio.Event(), asyncio.Event()
-
-    async def __call__(self, _size_bytes: int) -> None:
-        self.is_waited_for.set()
-        await self.is_there.wait()
-
-
-class Pop:
-    """A topic, a group that receives from it, and the services of a broker over a real store."""
-
-    def __init__(self, member: Member) -> None:
-        self.member, self.clock = member, WallClock()
-        metrics, storage, keeper = mock.MagicMock(), member.storage, member.keeper
-        relays = RelayWriter(storage, member.state.topics, HOST, metrics)
-        retries = RetryService(storage, keeper, relays, metrics, MemberTable(), self.clock)
-        self.groups = PopGroups(storage, keeper, retries, metrics, self.clock)
-        self.acks = AckService(self.groups)
-        self.receives = ReceiveService(self.groups, storage, member.reader)
-
-    async def send(self, *bodies: bytes, key: str = "") -> None:
-        pairs = properties.encode({SHARDING_KEY: key}) if key else b""
-        self.member.append("T", 0, *bodies, properties=pairs)
-        await self.member.on_disk()
-
-    async def receive(
-        self, room: Callable[[int], Awaitable[None]] = fast, **asked: Any
-    ) -> Received:
-        return await self.receives.receive(replace(ASK, **asked), room)
-
-    async def ack(self, answer: Received) -> list[object]:
-        items = [AckItem(run.handle) for run in answer.runs]
-        return list(await self.acks.acknowledge("G", items))
-
-    def left_ms(self, answer: Received) -> int:
-        [run] = answer.runs
-        return run.visible_ms - self.groups.now_ms()
 
 
 @pytest.fixture
 async def pop(tmp_path: Path) -> AsyncIterator[Pop]:
-    async with living_member(tmp_path) as member:
-        await member.put("T")
-        policy = GroupPolicy(mode=ConsumeMode.POP)
-        await member.keeper.put_group(GroupSettings("G", policy=policy))
-        yield Pop(member)
+    async with living_pop(tmp_path) as pop:
+        yield pop
 
 
-async def make_orderly(pop: Pop) -> None:
-    policy = GroupPolicy(mode=ConsumeMode.POP, is_orderly=True)
-    await pop.member.keeper.put_group(GroupSettings("G", policy=policy))
+@pytest.fixture
+async def orderly(tmp_path: Path) -> AsyncIterator[Pop]:
+    async with living_pop(tmp_path, orderly=True) as pop:
+        yield pop
+
+
+@pytest.fixture(params=["free", "orderly"])
+async def each(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Pop]:
+    async with living_pop(tmp_path, orderly=request.param == "orderly") as pop:
+        yield pop
 
 
 def reset(pop: Pop) -> None:
@@ -129,7 +72,7 @@ class SlowReads:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.is_reading, self.go_on = asyncio.Event(), asyncio.Event()
-        read_offsets = receive.read_offsets
+        read_offsets = vars(receive)["read_offsets"]
 
         async def slow(*args: Any, **options: Any) -> Any:
             found = await read_offsets(*args, **options)
@@ -140,15 +83,13 @@ class SlowReads:
         patch.setattr(receive, "read_offsets", slow)
 
 
-@pytest.mark.parametrize("orderly", [False, True])
 @pytest.mark.parametrize("happens", EVENTS)
 @pytest.mark.parametrize("where", ["reads", "buries", "waits for room"])
 async def test_a_reset_or_a_deletion_while_messages_come_again_ends_the_call(
-    pop: Pop, monkeypatch: pytest.MonkeyPatch, happens: Any, where: str, orderly: bool
+    each: Pop, monkeypatch: pytest.MonkeyPatch, happens: Any, where: str
 ) -> None:
     """The queue's leases lay there as before, and the loop of the broker never got past them."""
-    if orderly:
-        await make_orderly(pop)
+    pop = each
     if where == "buries":
         settings = pop.member.keeper.group("G")
         await pop.member.keeper.put_group(replace(settings, retry_times_max=0))
@@ -278,47 +219,39 @@ async def test_a_call_that_finds_no_room_gives_its_messages_back(pop: Pop) -> No
     assert (run.count, run.attempt) == (2, 1), "it was not delivered before"
 
 
-@pytest.mark.parametrize("orderly", [False, True])
-async def test_a_writer_that_may_not_be_the_only_one_gives_nothing_away(
-    pop: Pop, orderly: bool
-) -> None:
+async def test_a_writer_that_may_not_be_the_only_one_gives_nothing_away(each: Pop) -> None:
     """It gave messages that its successor had given to others already."""
-    if orderly:
-        await make_orderly(pop)
-    await pop.send(b"0", b"1", key="k")
-    mine = await pop.receive()
-    pop.member.set_authority.allowed = False
-    acked = asyncio.create_task(pop.ack(mine))
-    change = [ChangeItem(AckItem(mine.runs[0].handle), 60_000)]
-    await until(lambda: not pop.member.state.pops.open_count)
-    received = asyncio.create_task(pop.receive())
-    changed = asyncio.create_task(pop.acks.change("G", change))
-    done, _ = await asyncio.wait({acked, received, changed}, timeout=0.05)
-    assert not done - {changed}
-    assert all(isinstance(one, HandleInvalid) for one in await changed)
-    pop.clock.now_ms += 30_000
-    pop.member.set_authority.allowed = True
-    pop.member.storage.settle()
+    await each.send(b"0", b"1", key="k")
+    mine = await each.receive()
+    each.member.set_authority.allowed = False
+    acked = asyncio.create_task(each.ack(mine))
+    await until(lambda: sum(one.open_count for one in each.queues()) <= 1)
+    received = asyncio.create_task(each.receive())
+    await asyncio.wait({acked, received}, timeout=0.05)
+    assert not acked.done()
+    assert not received.done()
+    each.clock.now_ms += 30_000
+    each.member.set_authority.allowed = True
+    each.member.storage.settle()
     assert await acked == [None]
-    assert pop.left_ms(await received) == ASK.invisible_ms
+    assert each.left_ms(await received) == ASK.invisible_ms
 
 
-async def test_a_changed_time_is_answered_under_the_lease_only(pop: Pop) -> None:
+async def test_a_call_at_a_writer_that_was_deposed_is_refused(pop: Pop) -> None:
     await pop.send(b"0")
-    [run] = (await pop.receive()).runs
     pop.member.set_authority.allowed = False
-    item = ChangeItem(AckItem(run.handle), 60_000)
-    changed = asyncio.create_task(pop.acks.change("G", [item]))
-    await asyncio.wait({changed}, timeout=0.05)
-    assert not changed.done()
-    pop.member.set_authority.allowed = True
-    pop.member.storage.settle()
-    [answer] = await changed
-    assert isinstance(answer, Changed)
+    waits = asyncio.create_task(pop.receive())
+    await asyncio.wait({waits}, timeout=0.05)
+    assert not waits.done()
+    pop.member.storage.depose()
+    with pytest.raises(BrokerDraining):
+        await waits
+    with pytest.raises(BrokerDraining):
+        await pop.member.storage.until_certain()
 
 
-async def test_messages_without_a_key_wait_for_nobody(pop: Pop) -> None:
-    await make_orderly(pop)
+async def test_messages_without_a_key_wait_for_nobody(orderly: Pop) -> None:
+    pop = orderly
     await pop.send(b"0", b"1", b"2")
     await pop.send(b"3", b"4", key="k")
     kept = await pop.receive()

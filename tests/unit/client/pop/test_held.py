@@ -35,9 +35,10 @@ def test_an_old_lease_takes_nothing_from_a_newer_one() -> None:
     held.remove(old, broker_pb2.AckItem(first_offset=1, count=3))
     assert held.of_queue(Q) == {2: new}
     [message] = messages(2)
-    held.replace(message, old, lease(99.0))
+    its = broker_pb2.AckItem(first_offset=2, count=1)
+    held.move(old, lease(99.0), its)
     assert held.find(message) is new
-    held.replace(message, new, changed := new.changed("other", 30.0, 40.0))
+    held.move(new, changed := new.changed("other", 30.0, 40.0), its)
     assert held.find(message) is changed
     assert changed.received_s == new.received_s
 
