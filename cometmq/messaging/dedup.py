@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from cometmq.messaging.intervals import Interval, add_interval, holds_any
@@ -174,18 +173,21 @@ class StreamTable:
         """Whether the state log does not know everything."""
         return bool(self._unwritten or self._gone)
 
-    @contextmanager
-    def unwritten(self) -> Iterator[tuple[list[StreamEntry], list[str]]]:
+    def unwritten(self) -> tuple[list[StreamEntry], list[str]]:
         """Streams that have changed since they were written, with their new runs, and those that
-        have gone. They count as written when the block ends without an error.
+        have gone. Call :meth:`written` with what of them is in the log.
         """
         changed = [
             _entry(name, self._streams[name], run_count)
             for name, run_count in sorted(self._unwritten.items())
         ]
-        yield changed, [name.decode() for name in self._gone]
-        self._unwritten.clear()
-        self._gone.clear()
+        return changed, [name.decode() for name in self._gone]
+
+    def written(self, entries: Iterable[StreamEntry], gone: Sequence[str]) -> None:
+        """The state log has these of what :meth:`unwritten` gave."""
+        del self._gone[: len(gone)]
+        for entry in entries:
+            del self._unwritten[entry.name.encode()]
 
     def __iter__(self) -> Iterator[StreamEntry]:
         """All streams, the least recently used first."""

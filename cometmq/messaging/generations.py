@@ -190,12 +190,10 @@ class GenerationTable:
                 raise StoreDamaged(
                     f"{len(maxima)} queues of topic {topic} are raised, it has {len(histories)}"
                 )
-            for history in histories:
-                self._check_rises(history.current, generation, topic)
-            raised = [
-                h.raised(generation, start) for h, start in zip(histories, maxima, strict=True)
+            self._histories[topic] = [
+                self._raised(history, generation, start, topic)
+                for history, start in zip(histories, maxima, strict=True)
             ]
-            self._histories[topic] = raised
         self.last = max(self.last, generation)
 
     def put(self, topic: str, histories: Sequence[History]) -> None:
@@ -222,6 +220,12 @@ class GenerationTable:
     def drop(self, topic: str) -> None:
         """Forgets a topic; the counter stays, so that the next topic of the name begins above."""
         self._histories.pop(topic, None)
+
+    def _raised(self, history: History, generation: int, start: int, topic: str) -> History:
+        if history.pairs[-1] == (generation, start):  # the change was read before
+            return history
+        self._check_rises(history.current, generation, topic)
+        return history.raised(generation, start)
 
     @staticmethod
     def _check_rises(last: int, generation: int, topic: str) -> None:

@@ -45,7 +45,9 @@ class HandleSecrets:
         return len(self._secrets)
 
     def add(self, secret: Secret) -> None:
-        """The secret that signs from now on."""
+        """The secret that signs from now on. One that is known already changes nothing."""
+        if secret in self._secrets:
+            return
         self._secrets = (*self._secrets, secret)[-SECRETS_KEPT:]
 
     def needs_renewal(self, now_ms: int) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 from cometmq.errors import DelayLevelInvalid, GroupNameInvalid, InvalidRequest
@@ -243,10 +242,11 @@ class AttemptTable:
         """Whether the state log does not know all of them."""
         return bool(self._unwritten)
 
-    @contextmanager
-    def unwritten(self) -> Iterator[list[Attempt]]:
-        """Those that the state log does not know. They count as written when the block ends without
-        an error.
-        """
-        yield list(self._unwritten)
-        self._unwritten.clear()
+    def unwritten(self) -> list[Attempt]:
+        """Those that the state log does not know."""
+        return list(self._unwritten)
+
+    def written(self, attempts: Iterable[Attempt]) -> None:
+        """The state log has these."""
+        for attempt in attempts:
+            del self._unwritten[attempt]

@@ -50,6 +50,7 @@ from cometmq.messaging.changes import (
     TopicSnapshot,
     TopicTyped,
     decode,
+    encode,
     encode_change,
     join,
 )
@@ -251,6 +252,28 @@ class BrokerState:
         """
         commits = next(batched(self.offsets.unwritten(), RECORD_BYTES_MAX), None)
         return OffsetsCommitted(commits) if commits else None
+
+    def written(self, change: Change) -> None:
+        """A change is in the log that tells what took effect before. Each counts by itself: one
+        that is refused leaves those before it written, and the next try does not repeat them.
+        """
+        match change:
+            case OffsetsCommitted(commits):
+                self.offsets.written(commits)
+            case PopsMoved(queues):
+                for moved in queues:
+                    self.pops.written(moved)
+                    self._commit_floor(moved)
+            case StreamsReached(streams, gone):
+                self.streams.written(streams, gone)
+            case AttemptsStored(attempts):
+                self.attempts.written(attempts)
+            case HalvesReached(progress):
+                self.halves.written = progress
+            case TimersReached(mark, skips):
+                self.timers.written(mark, skips)
+            case _:
+                self.apply(change)
 
     # --- instead of apply: another state's tables ---
 
@@ -471,15 +494,17 @@ class BrokerState:
             is_there = history is not None and moved.generation >= history.born
             if is_there and moved.group in self.groups:
                 self.pops.restore(moved)
-                self.commit_floor(moved.group, moved.key)
+                self._commit_floor(moved)
 
-    def commit_floor(self, group: str, key: QueueKey) -> None:
-        """What a group that receives has done of a queue without a gap is its committed offset."""
-        queue = self.pops.find(group, key)
-        history = self.generations.find(*key)
-        if queue is not None and history is not None:
+    def _commit_floor(self, moved: QueueMoved) -> None:
+        """What a group that receives has done of a queue without a gap is its committed offset.
+        Before the last part of its leases is known an older message may be missing.
+        """
+        queue = self.pops.find(moved.group, moved.key)
+        history = self.generations.find(*moved.key)
+        if moved.is_last and queue is not None and history is not None:
             position = Position(history.current, queue.floor)
-            self.offsets.restore(CommittedOffset(group, *key, position))
+            self.offsets.restore(CommittedOffset(moved.group, *moved.key, position))
 
     def pop_generation(self, key: QueueKey) -> int:
         """The generation of a queue; 0: it is not there."""
@@ -563,16 +588,17 @@ class BrokerState:
     def snapshot_records(
         self,
         in_flight: Iterable[Change] = (),
-        bytes_max: int = RECORD_BYTES_MAX,
+        bytes_max: int | None = None,
         next_offset_of: NextOffsetOf | None = None,
     ) -> list[StateRecord]:
         """The records of a state snapshot, to be appended in order; changes may come between them.
 
         ``in_flight``: changes that are in the log but not yet applied here. They stand before the
         copy, so that a reader that begins at the snapshot would miss them; therefore they are part
-        of it.
+        of it. ``bytes_max``: of a record's body, None: as of other changes.
         """
-        bodies = list(_bodies([*self.as_changes(next_offset_of), *in_flight], bytes_max))
+        changes = [*self.as_changes(next_offset_of), *in_flight]
+        bodies = [body for body, _ in _bodies(changes, bytes_max or RECORD_BYTES_MAX)]
         if len(bodies) == 1:
             return [StateRecord(SNAPSHOT_ONLY, bodies[0])]
         tags = [SNAPSHOT_FIRST, *[SNAPSHOT_PART] * (len(bodies) - 2), SNAPSHOT_LAST]
@@ -664,23 +690,38 @@ def _queue_count(config: TopicConfig) -> int:
     return max(config.read_queue_count, config.write_queue_count)
 
 
-def _bodies(changes: Iterable[Change], bytes_max: int) -> Iterator[bytes]:
+def _bodies(changes: Iterable[Change], bytes_max: int) -> Iterator[tuple[bytes, Sequence[Change]]]:
     """Record bodies with the changes in order, each as full as ``bytes_max`` allows."""
     encoded: list[bytes] = []
+    some: list[Change] = []
     size = len(join([]))
     for change in changes:
         entry = encode_change(change)
         if encoded and size + len(entry) + 1 > bytes_max:
-            yield join(encoded)
-            encoded, size = [], len(join([]))
+            yield join(encoded), some
+            encoded, some, size = [], [], len(join([]))
         encoded.append(entry)
+        some.append(change)
         size += len(entry) + 1
-    yield join(encoded)
+    yield join(encoded), some
+
+
+def change_record(*changes: Change) -> StateRecord:
+    """The record of changes that take effect together, however large it is."""
+    return StateRecord(CHANGE, encode(changes))
+
+
+def change_parts(changes: Iterable[Change]) -> Iterator[tuple[StateRecord, Sequence[Change]]]:
+    """Changes that may take effect one after the other, in records of a bounded size: each with
+    what it carries.
+    """
+    for body, some in _bodies(changes, RECORD_BYTES_MAX):
+        yield StateRecord(CHANGE, body), some
 
 
 def change_records(changes: Iterable[Change]) -> list[StateRecord]:
-    """The records that carry changes to the log; changes of one record take effect together."""
-    return [StateRecord(CHANGE, body) for body in _bodies(changes, RECORD_BYTES_MAX)]
+    """The records of :func:`change_parts` alone."""
+    return [record for record, _ in change_parts(changes)]
 
 
 def find_copy_start(tags: Iterable[str]) -> int | None:

@@ -171,15 +171,16 @@ class TimerTable:
         return bool(self._unwritten) or self.mark != self._written
 
     def unwritten(self) -> tuple[TimerMark, list[Timer]]:
-        """The mark, and the skips that the state log does not know. Call :meth:`written` when they
-        are in the log.
+        """The mark, and the skips that the state log does not know. Call :meth:`written` with what
+        of them is in the log.
         """
         return self.mark, [Timer(due_ms, offset) for offset, due_ms in self._unwritten.items()]
 
-    def written(self, mark: TimerMark) -> None:
-        """The state log has what :meth:`unwritten` gave."""
+    def written(self, mark: TimerMark, skips: Iterable[Timer]) -> None:
+        """The state log has the mark, and these skips."""
         self._written = mark
-        self._unwritten.clear()
+        for timer in skips:
+            del self._unwritten[timer.offset]
         self._forget_if_many(mark)
 
     def _forget_if_many(self, mark: TimerMark) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -35,8 +35,11 @@ from cometmq.errors import (
     TopicNotFound,
 )
 from cometmq.format import record
+from cometmq.format.relay import OwnRecord
 from cometmq.member.read import records
-from cometmq.member.state.keeper import StateKeeper
+from cometmq.member.state.statelog import load
+from cometmq.member.storage.member_storage import MemberStorage
+from cometmq.messaging.state import STATE_TOPIC, BrokerState
 from cometmq.model import QueueRef
 from cometmq.rpc.interceptors import from_proto
 from cometmq.store.base import BaseStore
@@ -131,12 +134,15 @@ async def test_a_crash_between_a_copy_and_its_mark_does_not_hide_it(
         await broker.stub.Send(pb.SendRequest(messages=[late]))
         await until_async(lambda: there(broker, "T", COUNT // 2 + 1))
 
-        def dies(*_: object) -> int:
+        append = MemberStorage.append_relayed
+
+        def dies(storage: MemberStorage, batch: Sequence[OwnRecord], *rest: Any) -> Any:
+            append(storage, [one for one in batch if one.topic != STATE_TOPIC], *rest)
             broker.crash()
             raise StoreFailed("the process dies here")
 
         with monkeypatch.context() as patch:
-            patch.setattr(StateKeeper, "write", dies)
+            patch.setattr(MemberStorage, "append_relayed", dies)
             await refusal(broker.admin.ResendMessages(request((0, 1), (0, 3), group=group)))
     async with running_broker(tmp_path) as broker:
         assert await resend(broker, (0, 0), (0, 1), (0, 3), group=group) == [
@@ -391,16 +397,20 @@ async def test_a_topic_that_is_deleted_while_its_messages_are_read_gets_none(
         assert not list(broker.state.resent)
 
 
-async def test_a_mark_that_a_full_disk_does_not_take_counts_all_the_same(
+async def test_messages_and_their_marks_are_stored_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write(*_: object) -> int:
-        raise DiskFull("no room for the mark")
+    """A disk that is full in between cannot take the messages and refuse the marks."""
+
+    def refuse(*_: object, **__: object) -> int:
+        raise DiskFull("no room for a record of its own")
 
     async with stored(tmp_path) as (_, broker):
+        await resend(broker, (0, 1), group="G")
         with monkeypatch.context() as patch:
-            patch.setattr(StateKeeper, "write", write)
-            error = await refusal(broker.admin.ResendMessages(request((0, 0), (1, 0), group="G")))
-            assert isinstance(error, DiskFull)
+            patch.setattr(MemberStorage, "append", refuse)
+            assert await resend(broker, (0, 0), (1, 0), group="G") == [None] * 2
+            told = load(broker.store, BrokerState)
+        assert list(told.resent) == list(broker.state.resent)
         assert await resend(broker, (0, 0), (1, 0), group="G") == [AlreadyResent] * 2
-        assert len(await broker.bodies("%RETRY%G", 0)) == 2
+        assert len(await broker.bodies("%RETRY%G", 0)) == 3

@@ -21,8 +21,10 @@ from cometmq.errors import (
     TransactionNotFound,
 )
 from cometmq.format.halves import GIVEN_UP_TOPIC
-from cometmq.member.state.keeper import StateKeeper
+from cometmq.member.state.statelog import load
+from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging import resends
+from cometmq.messaging.state import BrokerState
 from cometmq.rpc.interceptors import from_proto
 from cometmq.v1 import broker_pb2 as pb
 from tests.support.cluster.broker import BrokerClient, refusal, running_broker, running_namesrv
@@ -170,7 +172,7 @@ async def test_given_up_halves_are_resumed_once(tmp_path: Path) -> None:
         call.cancel()
 
 
-async def test_a_half_is_open_once_though_its_mark_finds_no_room(
+async def test_a_half_that_is_resumed_is_stored_with_its_mark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running_broker(tmp_path, **ONE_CHECK) as broker:
@@ -186,12 +188,14 @@ async def test_a_half_is_open_once_though_its_mark_finds_no_room(
             assert isinstance(await refusal(broker.admin.ResumeChecks(resume)), LimitExceeded)
         assert not len(broker.state.halves)
 
-        def is_full(keeper: StateKeeper, _change: object) -> int:
-            raise DiskFull("no room for the mark")
+        def is_full(*_: object, **__: object) -> int:
+            raise DiskFull("no room for a record of its own")
 
         with monkeypatch.context() as patch:
-            patch.setattr(StateKeeper, "write", is_full)
-            assert isinstance(await refusal(broker.admin.ResumeChecks(resume)), DiskFull)
+            patch.setattr(MemberStorage, "append", is_full)
+            answer = await broker.admin.ResumeChecks(resume)
+            assert not answer.results[0].HasField("error")
+            assert list(load(broker.store, BrokerState).resent) == list(broker.state.resent)
         again = await broker.admin.ResumeChecks(resume)
         assert isinstance(from_proto(again.results[0].error), AlreadyResent)
         assert len(broker.state.halves) == 1

@@ -281,10 +281,9 @@ class _Leases(RuleBasedStateMachine):
 
     @rule()
     def end_turn(self) -> None:
-        with self.state.pops.unwritten(self.state.pop_generation) as moved:
-            for change in pop_changes(moved):
-                self.log.append(encode([change]))
-        self.state.commit_floor(GROUP, KEY)
+        for change in pop_changes(self.state.pops.unwritten(self.state.pop_generation)):
+            self.log.append(encode([change]))
+            self.state.written(change)
         for copy in self.model.copies:
             copy.is_safe = copy.is_done
 
@@ -363,8 +362,7 @@ class _Leases(RuleBasedStateMachine):
     def make_the_topic_anew(self) -> None:
         self.end_turn()
         self.append(TopicDropped("T"))
-        with self.state.pops.unwritten(self.state.pop_generation) as moved:
-            assert moved == []
+        assert self.state.pops.unwritten(self.state.pop_generation) == []
         self.append(self.state.plan_topic(TopicConfig("T", 1, 1)))
         self.model = Queue()
         self.keys = QueueKeys()
@@ -423,8 +421,7 @@ def test_a_change_holds_what_it_says() -> None:
     machine = _Leases()
     machine.send([b"a"] * 8)
     machine.receive(6, 0b101101, 10)
-    with machine.state.pops.unwritten(machine.state.pop_generation) as moved:
-        [change] = pop_changes(moved)
+    [change] = pop_changes(machine.state.pops.unwritten(machine.state.pop_generation))
     assert decode(encode([change])) == (change,)
     assert isinstance(change, PopsMoved)
     [queue] = change.queues

@@ -257,10 +257,10 @@ def test_what_is_done_out_of_order_is_forgotten_and_has_a_limit() -> None:
             table.check_room(1)
         assert not any(map(table.is_pending, timers[:10]))
         mark, skips = table.unwritten()
-        table.written(mark)
+        table.written(mark, skips)
         restored.restore(mark, skips)
         table.rolled_to((round_ + 1) * most)
-        table.written(table.mark)
+        table.written(table.mark, ())
         restored.restore(table.mark, ())
         assert len(restored.skips) <= most
     assert list(table.as_written()) == [(table.mark, [])]

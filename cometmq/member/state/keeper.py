@@ -14,12 +14,12 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from cometmq.clock import Clock
-from cometmq.errors import CometError, GroupNotFound, SlaveNotAvailable, TopicNotFound
+from cometmq.errors import GroupNotFound, SlaveNotAvailable, TopicNotFound
 from cometmq.flight_recorder import Stage, recorder
 from cometmq.format.delayed import SCHEDULE_TOPIC, queue_id_of
 from cometmq.format.timers import TIMER_QUEUE, TIMER_TOPIC
 from cometmq.member.state.demands import topic_demands
-from cometmq.member.state.statelog import encode_record
+from cometmq.member.state.statelog import OwnStateRecord, encode_record
 from cometmq.member.storage.member_storage import MemberStorage, Segment
 from cometmq.messaging import group_policy
 from cometmq.messaging.changes import (
@@ -46,6 +46,8 @@ from cometmq.messaging.state import (
     BrokerState,
     StateRecord,
     attempt_changes,
+    change_parts,
+    change_record,
     change_records,
     pop_changes,
     stream_changes,
@@ -116,7 +118,7 @@ class _Turn:
         assert written is not None
         try:
             self._write()
-        except CometError as error:
+        except Exception as error:  # whatever it is: each caller is answered
             written.set_exception(error)
             written.exception()  # the clients may have gone away
         else:
@@ -336,22 +338,20 @@ class StateKeeper:
         is_recent = self.progress_bytes < PROGRESS_BYTES_MAX
         if offsets == self.delays.written and not has_unwritten and is_recent:
             return
-        delays = DelaysReached(offsets)
         mark, skips = state.timers.unwritten()
-        with state.streams.unwritten() as (changed, gone), state.attempts.unwritten() as attempts:
-            # The delays come last: from the record that has them on the next writer reads the log.
-            changes: list[Change] = [
-                *stream_changes(changed, gone),
-                *attempt_changes(attempts),
-                *([HalvesReached(halves)] if halves != state.halves.written else []),
-                *(TimersReached(mark, tuple(some)) for some in skip_changes(skips)),
-                delays,
-            ]
-            self._append(change_records(changes), DurabilityClass.ASYNC)
+        # The delays come last: from the record that has them on the next writer reads the log.
+        changes: list[Change] = [
+            *stream_changes(*state.streams.unwritten()),
+            *attempt_changes(state.attempts.unwritten()),
+            *([HalvesReached(halves)] if halves != state.halves.written else []),
+            *(TimersReached(mark, tuple(some)) for some in skip_changes(skips)),
+            DelaysReached(offsets),
+        ]
+        for record, some in change_parts(changes):
+            self._append([record], DurabilityClass.ASYNC)
+            for change in some:
+                state.written(change)
         self.delays.written = offsets
-        state.halves.written = halves
-        state.timers.written(mark)
-        state.apply(delays)
         self._progress_end = self._storage.store.appended_offset
 
     def write_doings(self) -> None:
@@ -368,11 +368,18 @@ class StateKeeper:
         """How far the log has grown since progress was written."""
         return self._storage.store.appended_offset - self._progress_end
 
+    def records_of(self, marks: Iterable[MessagesResent]) -> list[OwnStateRecord]:
+        """For the batch of the messages that the marks are of: both are stored, or neither. Apply
+        the marks when the batch is in the log.
+        """
+        records = change_records(marks)
+        return [OwnStateRecord(one.body, one.tag, self._host) for one in records]
+
     def write(self, change: MessagesResent | QueuesLocked | QueuesUnlocked | OffsetsReset) -> int:
         """Append a change that takes effect at once; the end of the log. May raise DiskFull,
         BrokerDraining: then nothing has changed.
         """
-        end = self._append(change_records([change]))
+        end = self._append([change_record(change)])
         self.state.apply(change)
         return end
 
@@ -418,10 +425,10 @@ class StateKeeper:
         """
         while (change := self.state.plan_offsets()) is not None:
             demands = self.demands_of({commit.topic for commit in change.commits})
-            end = self._append(change_records([change]), demands)
+            end = self._append([change_record(change)], demands)
             assert end > self._offsets_end
             self._offsets_end = end
-            self.state.offsets.written(change.commits)
+            self.state.written(change)
 
     async def offsets_stored(self, topics: Iterable[str]) -> None:
         """Wait until what groups have committed so far is as safe as messages of ``topics``. All
@@ -436,14 +443,10 @@ class StateKeeper:
         DiskFull; then the next call writes it.
         """
         state = self.state
-        if not state.pops.has_unwritten:
-            return
-        with state.pops.unwritten(state.pop_generation) as moved:
-            if moved:
-                demands = self.demands_of({one.key[0] for one in moved})
-                self._pops_end = self._append(change_records(pop_changes(moved)), demands)
-        for group, key in {(one.group, one.key) for one in moved}:
-            state.commit_floor(group, key)
+        for change in pop_changes(state.pops.unwritten(state.pop_generation)):
+            demands = self.demands_of({one.key[0] for one in change.queues})
+            self._pops_end = self._append([change_record(change)], demands)
+            state.written(change)
 
     async def pops_written(self) -> None:
         """Wait until what groups have received so far is in the log: all of a turn of the loop at
@@ -496,7 +499,7 @@ class StateKeeper:
         recorder.note(Stage.STATE_SNAPSHOT, begun_ns)
 
     async def _commit(self, *changes: Change, until_s: float = 0.0) -> None:
-        """Write the changes, wait until they are safe, apply them. In its turn."""
+        """Write the changes as one record, wait until they are safe, apply them. In its turn."""
         assert self._one_at_a_time.locked()
         assert not self._in_flight
         coming = union(
@@ -506,7 +509,7 @@ class StateKeeper:
             with self._demands.with_coming(coming):
                 self._storage.settle()  # what counts as replicated depends on the demands
                 await self._check_copies(until_s)
-                end = self._append(change_records(changes))
+                end = self._append([change_record(*changes)])
                 self._in_flight += changes
                 # On our disk too: else the next start could do without a change that was answered.
                 await self._storage.stored(end, self._demands.now | DurabilityClass.FLUSHED)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from cometmq.errors import MessageNotFound, StateTooNew, StoreDamaged
 from cometmq.format import properties, queueunit, record, taghash
@@ -56,6 +56,53 @@ def encode_record(state_record: StateRecord, host: bytes, now_ms: int) -> bytes:
         born_host=host,
         store_host=host,
     )
+
+
+class OwnStateRecord(NamedTuple):
+    """A state record that is appended with messages, in one batch."""
+
+    body: bytes
+    tag: str
+    host: bytes  # the broker's own, as of a producer
+
+    @property
+    def topic(self) -> str:
+        return STATE_TOPIC
+
+    @property
+    def queue_id(self) -> int:
+        return STATE_QUEUE_ID
+
+    @property
+    def size_bytes(self) -> int:
+        head = record.layout_of_hosts(self.host, self.host).record_bytes_min
+        return head + len(self.body) + len(STATE_TOPIC) + len(self._properties)
+
+    @property
+    def _properties(self) -> bytes:
+        return properties.encode({properties.TAGS: self.tag})
+
+    def tags_code(self, store_time_ms: int) -> int:
+        """What the record's unit holds."""
+        return taghash.tags_code(self.tag.encode())
+
+    def encode(
+        self, queue_offset: int, log_offset: int, store_time_ms: int, store_host: bytes
+    ) -> bytes:
+        """The record as it is written at ``log_offset``."""
+        assert len(store_host) == len(self.host)
+        return record.encode(
+            STATE_TOPIC.encode(),
+            STATE_QUEUE_ID,
+            self.body,
+            self._properties,
+            born_time_ms=store_time_ms,
+            born_host=self.host,
+            store_host=store_host,
+            queue_offset=queue_offset,
+            log_offset=log_offset,
+            store_time_ms=store_time_ms,
+        )
 
 
 def append_now(

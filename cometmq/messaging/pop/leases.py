@@ -71,6 +71,7 @@ class QueueLeases:
 
     def __init__(self, next_offset: int) -> None:
         self.next_offset = next_offset  # below it each message was given to a lease, or is done
+        self.last_number = 0  # of all leases that there were: numbers rise
         self.open_count = 0
         self._leases: dict[int, Lease] = {}
         self._order: list[tuple[int, int]] = []  # (first, number) of each lease, sorted
@@ -151,10 +152,12 @@ class QueueLeases:
     def give(self, given: Given) -> Lease:
         """Put messages into a lease of its own."""
         assert given.mask & 1, "a lease begins with a message"
+        assert given.number > self.last_number, (given.number, self.last_number)
         if given.source and (source := self._leases.get(given.source)) is not None:
             self._take(source, source.part(given.first, given.mask))
         lease = Lease(given.number, given.first, given.mask, given.visible_ms, given.attempt)
         self._leases[lease.number] = lease
+        self.last_number = lease.number
         self.open_count += lease.count
         self.next_offset = max(self.next_offset, lease.end)
         self._width_max = max(self._width_max, lease.end - lease.first)

@@ -39,6 +39,13 @@ class QueueMoved:
     done: tuple[Done, ...] = ()
 
     @property
+    def is_last(self) -> bool:
+        """Whether no other part of these changes follows: only the last one says how far the group
+        has looked, and a group that has not looked yet has nothing else to say.
+        """
+        return bool(self.next_offset) or not (self.given or self.done)
+
+    @property
     def size_bytes(self) -> int:
         """In the state log, rather too many than too few."""
         entries = sum(_entry_bytes(one.mask) for some in (self.given, self.done) for one in some)
@@ -149,30 +156,40 @@ class PopTable:
         """Whether the state log does not know all of it."""
         return bool(self._unwritten)
 
-    @contextmanager
-    def unwritten(self, generation_of: GenerationOf) -> Iterator[list[QueueMoved]]:
-        """What the state log does not know. It counts as written when the block ends without an
-        error.
+    def unwritten(self, generation_of: GenerationOf) -> list[QueueMoved]:
+        """What the state log does not know. Call :meth:`written` with each part that is in the log,
+        in their order.
         """
         moved: list[QueueMoved] = []
-        for (group, key), some in self._unwritten.items():
+        for (group, key), some in list(self._unwritten.items()):
             queue, generation = self.find(group, key), generation_of(key)
-            if queue is not None and generation:
-                next_offset = queue.next_offset
-                done = tuple(some.done.values())
-                moved += _parts(group, key, generation, next_offset, some.given, done)
-        yield moved
-        self._unwritten.clear()
+            if queue is None or not generation:
+                del self._unwritten[group, key]
+                continue
+            done = tuple(some.done.values())
+            moved += _parts(group, key, generation, queue.next_offset, some.given, done)
+        return moved
+
+    def written(self, moved: QueueMoved) -> None:
+        """The state log has this part."""
+        some = self._unwritten[moved.group, moved.key]
+        del some.given[: len(moved.given)]
+        for done in moved.done:
+            del some.done[done.number]
+        if moved.is_last:
+            assert some == _Unwritten(), moved
+            del self._unwritten[moved.group, moved.key]
 
     def restore(self, moved: QueueMoved) -> None:
-        """Takes what the state log has."""
+        """Takes what the state log has. Leases that are known already change nothing."""
         queue = self._groups.setdefault(moved.group, {}).get(moved.key)
         if queue is None:
             queue = self._groups[moved.group][moved.key] = QueueLeases(0)
         with self._counting(queue):
             for given in moved.given:
-                queue.give(given)
-                self._last_number = max(self._last_number, given.number)
+                if given.number > queue.last_number:
+                    queue.give(given)
+                    self._last_number = max(self._last_number, given.number)
             for done in moved.done:
                 queue.finish(done)
         queue.skip_to(moved.next_offset)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cometmq.errors import AlreadyResent, CometError, NoPermission, Shortage
+from cometmq.errors import AlreadyResent, CometError, NoPermission
 from cometmq.format.ids import offset_id
 from cometmq.format.record import Record
-from cometmq.format.relay import Relayed, relay
+from cometmq.format.relay import OwnRecord, Relayed, relay
 from cometmq.member.read.records import find_spans, read_each, slices
 from cometmq.member.relay import RelayWriter, batch_bytes_max
 from cometmq.member.state.demands import topic_demands
@@ -161,7 +161,7 @@ class Resender:
             self._keeper.group(group)
 
     def _append(self, topic: str, group: str, made: dict[Place, Relayed]) -> int:
-        """Append messages and their marks in one turn; the end of the log."""
+        """Append messages and their marks at once; the end of the log."""
         table, marks = self._keeper.state.resent, []
         if table.interval_count + len(made) > INTERVALS_IN_ALL_MAX:
             self._forget_gone()
@@ -170,14 +170,11 @@ class Resender:
             low = self._storage.bounds((topic, queue_id))[0]
             offsets = [place[1] for place in made if place[0] == queue_id]
             marks.append(MessagesResent(key, table.plan(key, offsets, low)))
-        self._relays.append(list(made.values()))
-        try:
-            return max([self._keeper.write(mark) for mark in marks])
-        except Shortage:
-            # The messages are sent: the marks count, and the next snapshot of the state has them.
-            for mark in marks:
-                self._keeper.state.apply(mark)
-            raise
+        batch: list[OwnRecord] = [*made.values(), *self._keeper.records_of(marks)]
+        end = self._relays.append(batch).appended.end_offset
+        for mark in marks:
+            self._keeper.state.apply(mark)
+        return end
 
     def _forget_gone(self) -> None:
         """Marks of messages that retention has removed go."""

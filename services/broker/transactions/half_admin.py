@@ -9,7 +9,6 @@ from cometmq.clock import Clock
 from cometmq.errors import (
     AlreadyResent,
     CometError,
-    Shortage,
     TopicNotFound,
     TransactionNotFound,
 )
@@ -23,7 +22,7 @@ from cometmq.format.halves import (
     QUEUE_ID,
 )
 from cometmq.format.record import Record
-from cometmq.format.relay import Relayed, relay, with_properties
+from cometmq.format.relay import OwnRecord, Relayed, relay, with_properties
 from cometmq.member.read.records import find_spans, read_each, slices
 from cometmq.member.relay import RelayWriter
 from cometmq.member.state.demands import topic_demands
@@ -186,7 +185,7 @@ class HalfAdmin:
     def _open_again(
         self, found: dict[int, Record | CometError], answers: dict[int, CometError | None]
     ) -> int:
-        """Append halves and their marks in one turn; the end of the log, 0 when there are none."""
+        """Append halves and their marks at once; the end of the log, 0 when there are none."""
         made: dict[int, Relayed] = {}
         groups: list[str] = []
         for offset, one in found.items():
@@ -210,15 +209,12 @@ class HalfAdmin:
         self._table.check_room(len(made))
         low = self._storage.bounds((GIVEN_UP_TOPIC, QUEUE_ID))[0]
         mark = MessagesResent(_KEY, self._keeper.state.resent.plan(_KEY, list(made), low))
-        appended = self._relays.append(list(made.values())).appended
+        batch: list[OwnRecord] = [*made.values(), *self._keeper.records_of([mark])]
+        appended = self._relays.append(batch).appended
         at, now_s = appended.log_offset, self._clock.monotonic_s()
-        places = zip(appended.queue_offsets, appended.segment_bytes, groups, strict=True)
+        places = zip(appended.queue_offsets, appended.segment_bytes, groups, strict=False)
         for half_offset, size, group in places:
             self._table.add(half_offset, (at, size, group), now_s)
             at += size
-        try:
-            return self._keeper.write(mark)
-        except Shortage:
-            # The halves are open: the mark counts, and the next snapshot of the state has it.
-            self._keeper.state.apply(mark)
-            raise
+        self._keeper.state.apply(mark)
+        return appended.end_offset

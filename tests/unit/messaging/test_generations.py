@@ -233,7 +233,7 @@ def test_a_generation_that_does_not_rise_is_damage() -> None:
     with pytest.raises(StoreDamaged):
         table.extend("other", 1, 5)
     with pytest.raises(StoreDamaged):
-        table.raise_all(5, {"orders": (0,)})
+        table.raise_all(5, {"orders": (1,)})
 
 
 def test_raising_must_name_each_queue() -> None:

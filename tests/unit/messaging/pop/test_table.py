@@ -23,8 +23,11 @@ def given(table: PopTable, first: int, mask: int, attempt: int = 1) -> int:
 
 
 def written(table: PopTable) -> list[QueueMoved]:
-    with table.unwritten(generation) as moved:
-        return list(moved)
+    moved = table.unwritten(generation)
+    for one in moved:
+        table.written(one)
+    assert not table.has_unwritten
+    return moved
 
 
 def copy_of(*turns: list[QueueMoved]) -> PopTable:
