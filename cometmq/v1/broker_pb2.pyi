@@ -2617,6 +2617,7 @@ class OffsetCommit(_message.Message):
     POSITION_FIELD_NUMBER: _builtins.int
     LOCK_NUMBER_FIELD_NUMBER: _builtins.int
     RESET_NUMBER_FIELD_NUMBER: _builtins.int
+    BEGINS_FIELD_NUMBER: _builtins.int
     lock_number: _builtins.int
     """The number of the queue's lock, of a client that consumes in order: refused (QUEUE_LOCKED) unless the lock holds. 0 = the
     client has no lock, and none is asked for.
@@ -2625,6 +2626,8 @@ class OffsetCommit(_message.Message):
     """The newest reset of the queue that the client knows, from OffsetResult.reset_number: refused (OFFSET_RESET) when there was
     one since. 0 = none.
     """
+    begins: _builtins.bool
+    """The group begins there: taken only where it has no committed position, and answered with the one that it has."""
     @_builtins.property
     def queue(self) -> _common_pb2.QueueRef:
         """The queue."""
@@ -2640,10 +2643,11 @@ class OffsetCommit(_message.Message):
         position: _common_pb2.Position | None = ...,
         lock_number: _builtins.int = ...,
         reset_number: _builtins.int = ...,
+        begins: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["position", b"position", "queue", b"queue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lock_number", b"lock_number", "position", b"position", "queue", b"queue", "reset_number", b"reset_number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins", b"begins", "lock_number", b"lock_number", "position", b"position", "queue", b"queue", "reset_number", b"reset_number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3103,6 +3107,7 @@ class ReceiveRequest(_message.Message):
     FORM_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     START_TIME_MS_FIELD_NUMBER: _builtins.int
+    BEGUN_TOPICS_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     """Consumer group name."""
@@ -3135,6 +3140,12 @@ class ReceiveRequest(_message.Message):
         them first are done for the group.
         """
 
+    @_builtins.property
+    def begun_topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of the topics those that the group began to read at other broker groups, or before they were made: it begins at their first
+        messages here, whatever `start` says.
+        """
+
     def __init__(
         self,
         *,
@@ -3148,11 +3159,12 @@ class ReceiveRequest(_message.Message):
         form: Global___MessageForm.ValueType = ...,
         start: Global___ReceiveStart.ValueType = ...,
         start_time_ms: _builtins.int = ...,
+        begun_topics: _abc.Iterable[_builtins.str] | None = ...,
         client_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id", "queue_id", b"queue_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id", "attempt_id", b"attempt_id", "client_id", b"client_id", "form", b"form", "group", b"group", "invisible_ms", b"invisible_ms", "max_bytes", b"max_bytes", "max_count", b"max_count", "queue_id", b"queue_id", "start", b"start", "start_time_ms", b"start_time_ms", "subscriptions", b"subscriptions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id", "attempt_id", b"attempt_id", "begun_topics", b"begun_topics", "client_id", b"client_id", "form", b"form", "group", b"group", "invisible_ms", b"invisible_ms", "max_bytes", b"max_bytes", "max_count", b"max_count", "queue_id", b"queue_id", "start", b"start", "start_time_ms", b"start_time_ms", "subscriptions", b"subscriptions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__queue_id: _TypeAlias = _typing.Literal["queue_id"]  # noqa: Y015
     _WhichOneofArgType__queue_id: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id"]  # noqa: Y015

@@ -681,9 +681,8 @@ class BrokerServicer(PopServicer):
             self._coordinator.check_commit(
                 group, queue.topic, queue.queue_id, commit.lock_number, commit.reset_number
             )
-            kept = self._coordinator.commit(
-                group, queue.topic, queue.queue_id, convert.position(commit.position)
-            )
+            take = self._coordinator.begin if commit.begins else self._coordinator.commit
+            kept = take(group, queue.topic, queue.queue_id, convert.position(commit.position))
         except CometError as error:
             number = self._coordinator.reset_number(group, queue.topic, queue.queue_id)
             return broker_pb2.OffsetResult(queue=queue, error=to_proto(error), reset_number=number)

@@ -553,6 +553,21 @@ async def test_metrics_have_rocketmqs_names(tmp_path: Path) -> None:
         assert 'topic="T"' not in await scraped(address), "a deleted topic leaves no series behind"
 
 
+async def test_a_group_begins_once(tmp_path: Path) -> None:
+    """The member that is first decides; the others get its answer."""
+    async with running_broker(tmp_path) as broker:
+        await broker.put_topic("T", 1)
+        await broker.send("T", 0, *(b"%d" % n for n in range(5)))
+        assert len(await broker.read_queue("T", 0)) == 5
+        queue = common.QueueRef(topic="T", queue_id=0)
+        for offset in (2, 4, 0):
+            position = common.Position(offset=offset)
+            commit = pb.OffsetCommit(queue=queue, position=position, begins=True)
+            request = pb.CommitOffsetsRequest(group="G", commits=[commit])
+            [result] = (await broker.stub.CommitOffsets(request)).results
+            assert result.position.offset == 2
+
+
 # --- a commit with a pull -------------------------------------------------------------------------
 
 
@@ -560,7 +575,7 @@ async def test_a_pull_commits_under_the_rules_of_commits(tmp_path: Path) -> None
     queue = common.QueueRef(topic="T", queue_id=0)
 
     async def pull(
-        broker: BrokerClient, offset: int, group: str = "G", **commit: int
+        broker: BrokerClient, offset: int, group: str = "G", **commit: Any
     ) -> tuple[pb.PullResponse, str]:
         item = pb.OffsetCommit(queue=queue, position=common.Position(offset=offset), **commit)
         request = pb.PullRequest(

@@ -68,6 +68,7 @@ class RouteWatcher:
         self._routes: dict[str, namesrv_pb2.TopicRoute] = {}  # sent last comes last
         # of the routes, by broker group
         self._members: dict[str, Sequence[namesrv_pb2.Member]] = {}
+        self._absent: set[str] = set()  # topics that no broker had, at some time
         self._epochs: dict[str, int] = {}  # of writers, by address
         # (topic, broker group) that no stream has any more, since when
         self._missing: dict[tuple[str, str], float] = {}
@@ -101,6 +102,10 @@ class RouteWatcher:
         topic.
         """
         return self._routes.get(topic)
+
+    def was_absent(self, topic: str) -> bool:
+        """Whether a name server has said, since the topic is watched, that no broker has it."""
+        return topic in self._absent
 
     def members(self, broker_group: str) -> Sequence[namesrv_pb2.Member]:
         """The group's live members, as the last route has them."""
@@ -335,6 +340,7 @@ class RouteWatcher:
         """An answer that changes nothing wakes nobody: it must not cut short a back-off."""
         routes = list(answered)
         changed = [route for route in routes if route != self._routes.get(route.topic)]
+        self._absent.update(route.topic for route in routes if not route.groups)
         for route in routes:
             self._routes.pop(route.topic, None)
             self._routes[route.topic] = route

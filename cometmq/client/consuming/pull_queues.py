@@ -24,7 +24,6 @@ from cometmq.client.reading.positions import (
     Positions,
 )
 from cometmq.client.reading.pull_budget import PullBudget
-from cometmq.client.reading.start_positions import group_position, start_position
 from cometmq.client.remote.description import QueueState
 from cometmq.errors import CometError, OffsetReset, Retry
 from cometmq.model import Filter, Position, QueueRef
@@ -65,9 +64,8 @@ class PullQueues:
     def _kept(self, *, alone: bool) -> Positions:
         """Where positions are. Who assigns queues alone decides nothing for the group."""
         if self._store is not None:
-            return OwnPositions(self._store, self._calls, self._options)
-        start = start_position if alone else group_position
-        return GroupPositions(self._calls, self._options, start)
+            return OwnPositions(self._store, self._calls, self._options, decides=not alone)
+        return GroupPositions(self._calls, self._options, decides=not alone)
 
     def start(self, tasks: Tasks) -> None:
         """Commit again and again, if the options say so."""

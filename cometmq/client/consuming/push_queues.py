@@ -11,6 +11,7 @@ from cometmq.client.consuming.assigned import AssignedQueue
 from cometmq.client.consuming.listener import Workers
 from cometmq.client.consuming.orderly import OrderlyQueue
 from cometmq.client.group.queue_locks import QueueLocks
+from cometmq.client.messages import MessageModel
 from cometmq.client.options import PushConsumerOptions
 from cometmq.client.reading.fetcher import Fetcher
 from cometmq.client.reading.long_poller import LongPoller
@@ -23,7 +24,6 @@ from cometmq.client.reading.positions import (
     may_pass,
 )
 from cometmq.client.reading.pull_budget import PullBudget
-from cometmq.client.reading.start_positions import group_position, start_position
 from cometmq.client.remote.description import QueueState
 from cometmq.model import Filter, Position, QueueRef
 from cometmq.rpc.tasks import Tasks, stop_all
@@ -72,13 +72,14 @@ class PushQueues:
         self._loop: asyncio.Task[None] | None = None  # which commits; None: it is over
 
     def _kept_at(self, store: OffsetStore | None, own_calls: BrokerCalls | None) -> Positions:
+        is_shared = self._options.message_model is MessageModel.CLUSTERING
         if store is not None:
-            return OwnPositions(store, self._calls, self._options)
+            return OwnPositions(store, self._calls, self._options, is_shared=is_shared)
         if own_calls is not None:
-            return GroupPositions(own_calls, self._options, start_position)
+            return GroupPositions(own_calls, self._options, is_shared=False)
         if self._locks is not None:
-            return GroupPositions(self._calls, self._options, group_position, self._locks.number)
-        return GroupPositions(self._calls, self._options, group_position)
+            return GroupPositions(self._calls, self._options, self._locks.number)
+        return GroupPositions(self._calls, self._options)
 
     def start(self, tasks: Tasks) -> None:
         """Renew locks and commit again and again."""

@@ -16,6 +16,7 @@ from cometmq.client.cluster.routing import readable_queues
 from cometmq.client.messages import ConsumeFrom
 from cometmq.client.options import ConsumerOptions
 from cometmq.client.reading.offsets import BrokerCalls, check_fits
+from cometmq.client.reading.start_positions import NewTopics
 from cometmq.client.received import ReceivedMessage, decode_received
 from cometmq.client.remote.stacks import Caller
 from cometmq.errors import ClientClosed, CometError, HandleInvalid, PeerUnavailable
@@ -134,6 +135,9 @@ class PopCalls:
         self._routes = routes
         self._options = options
         self._subscriptions = subscriptions
+        # Queues of a topic that appear later begin at their first message whatever others begin.
+        waits_for_others = options.consume_from is not ConsumeFrom.FIRST
+        self._new_topics = NewTopics(calls, calls.begun_at, is_shared=waits_for_others)
         self._tasks = Tasks("acknowledgements")
         self._acks = Accumulator(self._tasks, self._send_acks, size_max=ITEMS_MAX)
         # What is asked for at each broker group, made once for these routes and filters.
@@ -172,9 +176,10 @@ class PopCalls:
         subscriptions = self._subscriptions_at().get(broker_group)
         if not subscriptions:
             return PopAnswer([], False, None, False, ())
+        begun = await self._begun_topics(subscriptions, broker_group)
         unanswered = self._unanswered[broker_group]
         attempt_id = unanswered.popleft() if unanswered else secrets.token_hex(8)
-        receive = self._new_receive(subscriptions, attempt_id, count_max, invisible_ms)
+        receive = self._new_receive(subscriptions, begun, attempt_id, count_max, invisible_ms)
         try:
             response = await self._repeated(
                 broker_group,
@@ -187,7 +192,23 @@ class PopCalls:
             if isinstance(error, PeerUnavailable):
                 self._unanswered[broker_group].append(attempt_id)
             raise self._calls.namespace.strip(error) from None
+        for one in subscriptions:
+            if one.topic not in begun:
+                self._new_topics.begun(self._calls.namespace.shown(one.topic), [broker_group])
         return self._answer(broker_group, response, receive)
+
+    async def _begun_topics(
+        self, subscriptions: Sequence[broker_pb2.Subscription], broker_group: str
+    ) -> list[str]:
+        """Those of the topics, as brokers know them, that the group has begun before they came to
+        this broker group.
+        """
+        shown = self._calls.namespace.shown
+        return [
+            one.topic
+            for one in subscriptions
+            if broker_group not in await self._new_topics.new_at(shown(one.topic))
+        ]
 
     async def _repeated(
         self,
@@ -207,6 +228,7 @@ class PopCalls:
     def _new_receive(
         self,
         subscriptions: Sequence[broker_pb2.Subscription],
+        begun_topics: Sequence[str],
         attempt_id: str,
         count_max: int,
         invisible_ms: int,
@@ -221,6 +243,7 @@ class PopCalls:
             attempt_id=attempt_id,
             start=_STARTS[options.consume_from],
             start_time_ms=options.consume_from_time_ms,
+            begun_topics=begun_topics,
             client_id=self._calls.client_id,
         )
         return _Receive(request, asyncio.get_running_loop().time())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -108,11 +110,14 @@ class BrokerCalls:
         self._sources.answered(member)
         return pulled
 
-    def queues_beside(self, queue: QueueRef) -> list[QueueRef]:
-        """The readable queues of its topic at its broker group, itself included."""
-        route = self._routes.get(queue.topic)
-        known = readable_queues(route) if route is not None else []
-        return [one for one in known if one.broker_group == queue.broker_group] or [queue]
+    def queues_of(self, topic: str) -> list[QueueRef]:
+        """The readable queues of a topic, as its route is known."""
+        route = self._routes.get(topic)
+        return readable_queues(route) if route is not None else []
+
+    def was_absent(self, topic: str) -> bool:
+        """Whether no broker had the topic at any time since this client asks for its route."""
+        return self._routes.was_absent(topic)
 
     async def wait(self, seconds: float) -> None:
         """Waits that long before a call is made again, or until some route changes."""
@@ -164,15 +169,20 @@ class BrokerCalls:
         self,
         positions: Mapping[QueueRef, Position],
         lock_number_of: Callable[[QueueRef], int] = lambda _: 0,
+        *,
+        begins: bool = False,
     ) -> dict[QueueRef, Position | CometError | None]:
         """Commits; the answer is what each queue's committed position is now, or why it was
         refused. The queues of a broker that does not answer get its error. ``lock_number_of``: of
-        a queue that is consumed in order; 0 = it is not.
+        a queue that is consumed in order; 0 = it is not. ``begins``: a position that is there
+        stays.
         """
         found: dict[QueueRef, Position | CometError | None] = {}
         for broker_group, part in _by_broker(positions):
             try:
-                results = await self._commit_at(broker_group, part, positions, lock_number_of)
+                results = await self._commit_at(
+                    broker_group, part, positions, lock_number_of, begins=begins
+                )
                 found.update(zip(part, results, strict=True))
             except CometError as error:
                 self.doubt(broker_group, error)
@@ -185,6 +195,8 @@ class BrokerCalls:
         queues: list[QueueRef],
         positions: Mapping[QueueRef, Position],
         lock_number_of: Callable[[QueueRef], int],
+        *,
+        begins: bool,
     ) -> list[Position | CometError | None]:
         request = broker_pb2.CommitOffsetsRequest(group=self.wire_group)
         for queue in queues:
@@ -193,6 +205,7 @@ class BrokerCalls:
                 position=position_to_proto(positions[queue]),
                 lock_number=lock_number_of(queue),
                 reset_number=self._resets.get(queue, 0),
+                begins=begins,
             )
         response = await self._ask(self.broker(broker_group).CommitOffsets, request)
         answers = list(self._shown(map(_result, response.results)))
@@ -200,6 +213,21 @@ class BrokerCalls:
             if isinstance(answer, OffsetReset):
                 self._resets[queue] = item.reset_number
         return answers
+
+    async def begun_at(self, queues: Collection[QueueRef]) -> set[str]:
+        """The broker groups where the group has committed in any of these queues, of those that
+        answer.
+        """
+
+        async def has_begun(broker_group: str, part: list[QueueRef]) -> str | None:
+            with suppress(CometError):
+                known = await self._query(part, {})
+                if any(isinstance(one, Position) for one in known.values()):
+                    return broker_group
+            return None
+
+        asked = (has_begun(broker_group, part) for broker_group, part in _by_broker(queues))
+        return {found for found in await asyncio.gather(*asked) if found is not None}
 
     async def went_on(
         self, queues: Collection[QueueRef]

@@ -5,12 +5,12 @@ store of the application's own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol, TypeAlias, cast
 
 from cometmq.client.options import ConsumerOptions
 from cometmq.client.reading.offsets import BrokerCalls
-from cometmq.client.reading.start_positions import StartPosition, first_position
+from cometmq.client.reading.start_positions import Beginnings, first_position
 from cometmq.errors import CometError, ConfigInvalid, OffsetStoreFailed, Retry
 from cometmq.model import Position, QueueRef
 from cometmq.rpc.tasks import is_cancelled
@@ -54,8 +54,9 @@ class Positions(Protocol):
 
 
 class GroupPositions:
-    """Kept by the brokers for the group. ``start``: where a group begins. ``lock_number_of``: of
-    queues that are consumed in order.
+    """Kept by the brokers for the group. ``is_shared`` False: for this client alone.
+    ``decides`` False: it begins each queue as its options say, and decides nothing for the group.
+    ``lock_number_of``: of queues that are consumed in order.
     """
 
     may_come_late = True  # the broker keeps what is newer
@@ -64,49 +65,98 @@ class GroupPositions:
         self,
         calls: BrokerCalls,
         options: ConsumerOptions,
-        start: StartPosition,
         lock_number_of: Callable[[QueueRef], int] = lambda _: 0,
+        *,
+        is_shared: bool = True,
+        decides: bool = True,
     ) -> None:
         self._calls = calls
         self._options = options
-        self._start = start
         self._lock_number_of = lock_number_of
+        self._beginnings = (
+            Beginnings(calls, options, self, is_shared=is_shared) if decides else None
+        )
 
     async def start(self, queue: QueueRef) -> Position:
-        return await self._start(self._calls, queue, self._options)
+        committed = (await self._calls.went_on([queue]))[queue]
+        if isinstance(committed, CometError):
+            raise committed
+        if committed is not None:
+            return committed
+        if self._beginnings is not None:
+            return await self._beginnings.begin(queue)
+        return await first_position(self._calls, queue, self._options)
 
     async def commit(self, positions: Mapping[QueueRef, Position]) -> Answers:
         return await self._calls.commit(positions, self._lock_number_of)
 
+    async def begun_at(self, queues: Collection[QueueRef]) -> set[str]:
+        """As ``Kept`` says."""
+        return await self._calls.begun_at(queues)
+
+    async def begin(self, positions: Mapping[QueueRef, Position]) -> Answers:
+        """As ``Kept`` says."""
+        return await self._calls.commit(positions, begins=True)
+
 
 class OwnPositions:
-    """Kept in a store of the application's own. A queue that has no position there begins as
-    ``consume_from`` says.
+    """Kept in a store of the application's own. A topic in which no queue has a position there
+    begins as ``consume_from`` says. ``is_shared``: by the group's members, each in its queues.
     """
 
     may_come_late = False  # the store keeps what it gets last
 
-    def __init__(self, store: OffsetStore, calls: BrokerCalls, options: ConsumerOptions) -> None:
+    def __init__(
+        self,
+        store: OffsetStore,
+        calls: BrokerCalls,
+        options: ConsumerOptions,
+        *,
+        is_shared: bool = True,
+        decides: bool = True,
+    ) -> None:
         self._store = store
         self._calls = calls
         self._options = options
+        self._beginnings = (
+            Beginnings(calls, options, self, is_shared=is_shared) if decides else None
+        )
         self._kept: dict[QueueRef, Position] = {}  # as loaded or stored last
         self._storing = asyncio.Lock()  # one call at a time, so that none overtakes another
 
     async def start(self, queue: QueueRef) -> Position:
+        found = (await self._load([queue])).get(queue)
+        if found is None and self._beginnings is not None:
+            return await self._beginnings.begin(queue)
+        position = found or await first_position(self._calls, queue, self._options)
+        self._kept[queue] = position
+        return position
+
+    async def _load(self, queues: Sequence[QueueRef]) -> dict[QueueRef, Position]:
         try:
-            found = (await self._store.load([queue])).get(queue)
-            if not isinstance(found, Position | None):
-                raise TypeError(f"not a Position: {found!r:.80}")
+            found = dict(await self._store.load(queues))
+            for position in found.values():
+                if not isinstance(position, Position):
+                    raise TypeError(f"not a Position: {position!r:.80}")
         except CometError:
             raise
         except (Exception, asyncio.CancelledError) as error:  # whatever the application's raises
             if is_cancelled(error):
                 raise
             raise OffsetStoreFailed(f"positions were not loaded: {error!r}") from error
-        position = found or await first_position(self._calls, queue, self._options)
-        self._kept[queue] = position
-        return position
+        return found
+
+    async def begun_at(self, queues: Collection[QueueRef]) -> set[str]:
+        """As ``Kept`` says."""
+        return {queue.broker_group for queue in await self._load(list(queues))}
+
+    async def begin(self, positions: Mapping[QueueRef, Position]) -> Answers:
+        """As ``Kept`` says."""
+        async with self._storing:
+            known = await self._load(list(positions))
+            self._kept |= known
+            new = {queue: at for queue, at in positions.items() if queue not in known}
+            return {**known, **(await self._keep(new) if new else {})}
 
     async def commit(self, positions: Mapping[QueueRef, Position]) -> Answers:
         async with self._storing:

@@ -310,6 +310,11 @@ class GroupCoordinator(GroupReads):
         self._used(group)
         return self._state.offsets.commit(group, key, position, history, view.max_offset)
 
+    def begin(self, group: str, topic: str, queue_id: int, position: Position) -> Position:
+        """As :meth:`commit`, where the group has no position yet; the one that it has stays."""
+        known = self._state.offsets.get(group, (topic, queue_id))
+        return known or self.commit(group, topic, queue_id, position)
+
     def check_commit(
         self, group: str, topic: str, queue_id: int, lock_number: int, reset_number: int
     ) -> None:

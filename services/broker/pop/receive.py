@@ -64,6 +64,7 @@ class ReceiveAsk:
     invisible_ms: int
     start: ResetTarget
     attempt_id: str = ""
+    begun_topics: frozenset[str] = frozenset()  # which begin at their first messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +336,8 @@ class ReceiveService:
         is_first = not state.offsets.reads(ask.group, topic) and not any(
             pops.find(ask.group, key) for key in keys
         )
-        places = await self._places(ask, keys) if is_first else {}
+        is_new = is_first and topic not in ask.begun_topics
+        places = await self._places(ask, keys) if is_new else {}
         self._groups.check_receive(ask.group)  # it may have gone meanwhile
         for key in keys:
             view = self._reader.queue(*key)

@@ -186,6 +186,7 @@ def _ask(request: broker_pb2.ReceiveRequest) -> ReceiveAsk:
         request.invisible_ms,
         _start(request),
         attempt_id,
+        frozenset(request.begun_topics),
     )
 
 
