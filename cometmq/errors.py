@@ -867,6 +867,26 @@ class ClientClosed(ConflictError):
     advice = "Use the client inside its `async with` block, or `with` of cometmq.client.sync."
 
 
+class ClientForked(ConflictError):
+    """The process was forked since: the client, or gRPC, is its parent's."""
+
+    code = 4015
+    advice = (
+        "Make and open the client in the process that uses it, and close all others before the "
+        "fork, or start the process by spawn or forkserver (docs/how-to/workers.md)."
+    )
+
+
+class ClientLoopMismatch(ConflictError):
+    """The client belongs to another event loop."""
+
+    code = 4016
+    advice = (
+        "Use the client in the event loop that opened it; the clients of cometmq.client.sync may "
+        "be called by any thread."
+    )
+
+
 class ProcessFailed(BusyError):
     """A process that was started ended before it was ready."""
 

@@ -17,8 +17,11 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+import os
 import sys
+import threading
 from collections.abc import Mapping
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, TextIO
 
 from cometmq import __version__, native
@@ -67,7 +70,70 @@ def _tell_fields(record: logging.LogRecord) -> bool:
         vars(record)["event"] = event
         words = [event, *_words(record.fields)]
         record.msg, record.args = escape(" ".join(words)), ()
-    return True
+    return _LINES.take(record)
+
+
+class _Lines:
+    """Log lines of threads for which applications wait, written by a thread of its own. A handler
+    of the application may send its lines as messages: it waits for such a thread, and has the
+    lock of the handler, for which the thread would wait with a line of its own.
+    """
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+        self.forked()
+
+    def forked(self) -> None:
+        """In a child: the lines and their thread are the parent's."""
+        self._queue: SimpleQueue[logging.LogRecord | threading.Event] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def hand_over(self) -> None:
+        self._local.hands_over = True
+
+    def take(self, record: logging.LogRecord) -> bool:
+        """False: the line is taken, and is not to be written by the calling thread."""
+        if not getattr(self._local, "hands_over", False):
+            return True
+        self._put(record)
+        return False
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits until the lines are written that were taken so far, at most so long."""
+        written = threading.Event()
+        self._put(written)
+        written.wait(timeout_s)
+
+    def _put(self, item: logging.LogRecord | threading.Event) -> None:
+        self._queue.put(item)
+        if self._thread is None or not self._thread.is_alive():  # a handler's exception ends it
+            self._thread = threading.Thread(target=self._write, name="cometmq log", daemon=True)
+            self._thread.start()
+
+    def _write(self) -> None:
+        while True:
+            item = self._queue.get()
+            if isinstance(item, threading.Event):
+                item.set()
+            else:
+                logging.getLogger(item.name).handle(item)
+
+
+_LINES = _Lines()
+os.register_at_fork(after_in_child=_LINES.forked)
+_OTHERS = ("asyncio", "grpc._cython.cygrpc")  # log in a client's thread, too
+
+
+def hand_over_lines() -> None:
+    """The calling thread's log lines are written by another thread from now on."""
+    for name in _OTHERS:
+        logging.getLogger(name).addFilter(_LINES.take)
+    _LINES.hand_over()
+
+
+def wait_for_lines(timeout_s: float) -> None:
+    """Waits until the lines are written that threads have handed over, at most so long."""
+    _LINES.wait(timeout_s)
 
 
 class OutageLogger:

@@ -1,1 +1,5 @@
 """Operating a cluster: :mod:`.ops` holds the functions, :mod:`.cli` the ``cometmq`` command."""
+
+from cometmq.rpc.forks import leave_forks_alone
+
+leave_forks_alone()

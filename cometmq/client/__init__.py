@@ -10,6 +10,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from cometmq.rpc.forks import leave_forks_alone
+
 if TYPE_CHECKING:
     from cometmq.client.arrow import to_arrow
     from cometmq.client.consuming.queue_listener import QueueListener
@@ -65,6 +67,8 @@ if TYPE_CHECKING:
     from cometmq.format.compression import Compression
     from cometmq.model import Message, Position, QueueRef, SendStatus
     from cometmq.rpc.polling import poll_in_one_thread
+
+leave_forks_alone()
 
 _MODULES = {
     "Allocation": "cometmq.client.group.rebalance",

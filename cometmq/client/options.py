@@ -5,12 +5,13 @@ names.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from cometmq.client.group.rebalance import Allocation, Strategy, is_strategy
 from cometmq.client.hooks import ConsumeHook, FilterHook, SendHook, are_hooks
@@ -124,13 +125,20 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def options_of(kind: type[Options], options: object) -> Options:
-    """The options of a client, the defaults for None; ConfigInvalid: they are of another one."""
+    """The options of a client, the defaults for None; ConfigInvalid: they are of another one. A
+    random client id that was drawn before the process was forked is drawn again: two processes
+    with one id would be one member of their group.
+    """
     if options is None:
         return kind()
     if not isinstance(options, kind):
         raise ConfigInvalid(
             f"The options must be a {kind.__name__}, not a {type(options).__name__}."
         )
+    inherited: Any = options
+    drawn = _DRAWN.fullmatch(inherited.client_id)
+    if drawn is not None and int(drawn["pid"]) != os.getpid():
+        return cast(Options, replace(inherited, client_id=new_client_id()))
     return options
 
 
@@ -144,6 +152,9 @@ def check_named(options: GroupOptions, option: str) -> None:
     """ConfigInvalid for a random name, which this option makes no sense with."""
     if options.client_id.startswith(_process_name()):
         raise ConfigInvalid(f"{option}: a client_id that is the same after a restart is needed.")
+
+
+_DRAWN = re.compile(r".*@(?P<pid>[0-9]+)@[0-9a-f]{6}")
 
 
 def _process_name() -> str:

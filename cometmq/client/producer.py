@@ -10,8 +10,6 @@ from asyncio import Future
 from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
-from types import TracebackType
-from typing import Self
 
 from cometmq.client.cluster.connections import Connections
 from cometmq.client.cluster.routes import RouteWatcher
@@ -24,6 +22,7 @@ from cometmq.client.cluster.routing import (
     writers,
 )
 from cometmq.client.hooks import SendHooks
+from cometmq.client.lifecycle import Lifecycle
 from cometmq.client.messages import SendReceipt
 from cometmq.client.names import check_topic
 from cometmq.client.namespaces import Namespace
@@ -72,7 +71,7 @@ _log = logger(__name__)
 _TICK_S = 0.05  # how often deadlines and routes are looked at
 
 
-class Producer:
+class Producer(Lifecycle):
     """Use it inside ``async with``; one event loop. Leaving the block sends what is buffered."""
 
     def __init__(
@@ -85,6 +84,7 @@ class Producer:
         """``namesrv``: ``host:port`` of the name servers, ``;`` between them; None = what
         COMETMQ_NAMESRV says. ConfigInvalid when it is not that.
         """
+        super().__init__()
         self._options = options_of(ProducerOptions, options)
         self._clock = clock or SystemClock()
         self._namespace = Namespace(self._options.namespace)
@@ -130,11 +130,9 @@ class Producer:
         self._lost_count = 0  # one-way messages that were not stored, since the last log line
         self._tell_lost_s = 0.0  # when to tell again
         self._runs: dict[str, OpenRun] = {}  # what takes messages by the rule at once; the buffer's
-        self._open = False
         self._is_cancelled = False  # the block was: nothing is waited for
 
-    async def __aenter__(self) -> Self:
-        self._connections.begin()
+    async def _enter(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._buffer = Buffer(self._options.buffer_bytes_max, self._options.buffer_count_max)
         self._runs = self._buffer.runs
@@ -143,11 +141,13 @@ class Producer:
         self._answers.start(self._tasks)
         self._tasks.start(self._tick(), "tick")
         self._open = self._replier.is_open = True
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def forked(self) -> None:
+        super().forked()
+        self._rule.clear()
+        self._buffer.forget_runs()
+
+    async def _leave(self, error: BaseException | None) -> None:
         self._open = False
         self._answers.close()
         self._rule.clear()
@@ -335,6 +335,7 @@ class Producer:
         stored. Raises ReplyInvalid (the message is no request), RequestExpired, and what
         :meth:`send_and_wait` raises.
         """
+        self._check_open()
         return await self._replier.reply(message, body)
 
     async def recall(self, handle: str) -> bool:
@@ -445,7 +446,8 @@ class Producer:
         return await self._send_to_queue(message)
 
     async def _send_to_queue(self, message: Message) -> Future[SendReceipt]:
-        future: Future[SendReceipt] = asyncio.get_running_loop().create_future()
+        self._check_open()
+        future: Future[SendReceipt] = self._loop.create_future()
         await self._put_to_queue(message, future)
         return future
 
@@ -521,10 +523,6 @@ class Producer:
         """The topic's queues, as they are known."""
         partitioner = self._partitioners.get(topic)
         return () if partitioner is None else partitioner.queues
-
-    def _check_open(self) -> None:
-        if not self._open:
-            raise ClientClosed("The producer is not open.")
 
     def _check_queues(self, topic: str, partitioner: StickyPartitioner) -> None:
         if partitioner.queue_writers:

@@ -8,8 +8,6 @@ import asyncio
 import random
 import secrets
 from collections.abc import Collection, Iterable, Mapping
-from types import TracebackType
-from typing import Self
 
 from cometmq.client.consuming.pull_queues import PullQueues
 from cometmq.client.consuming.queue_listener import QueueListener
@@ -106,18 +104,14 @@ class PullConsumer(QueueCalls):
             queues=self._queues.states(),
         )
 
-    async def __aenter__(self) -> Self:
-        self._connections.begin()
+    async def _enter(self) -> None:
         self._routes.start(self._tasks)
         self._queues.start(self._tasks)
         self._tracing.start(self._tasks)
         self._answers.start(self._tasks)
         self._open = self._replier.is_open = True
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    async def _leave(self, error: BaseException | None) -> None:
         self._answers.close()
         try:
             await self._share.stop()
@@ -187,12 +181,14 @@ class PullConsumer(QueueCalls):
 
     async def reply(self, message: ReceivedMessage, body: bytes) -> SendReceipt:
         """Replies to a request that a consumer has received, as ``Producer.reply`` does."""
+        self._check_open()
         return await self._replier.reply(message, body)
 
     async def leave_for_good(self) -> None:
         """The other members get this one's queues when the block ends, whatever ``session_ms``
         says.
         """
+        self._check_open()
         await self._share.end_session()
 
     @property

@@ -9,8 +9,7 @@ import random
 import secrets
 from collections.abc import Collection
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, cast
 
 from cometmq.client.cluster.connections import Connections
 from cometmq.client.cluster.routes import RouteWatcher
@@ -20,6 +19,7 @@ from cometmq.client.consuming.push_queues import PushQueues
 from cometmq.client.consuming.send_backs import SendBacks
 from cometmq.client.group.share import GroupShare
 from cometmq.client.hooks import ConsumeHook, ListenerWrapper, message_filter
+from cometmq.client.lifecycle import Lifecycle
 from cometmq.client.messages import ConsumeMode, Later, MessageModel, OrderBy, SendReceipt
 from cometmq.client.names import check_group, check_topic, filter_of, of, own_group
 from cometmq.client.namespaces import Namespace
@@ -35,7 +35,7 @@ from cometmq.client.remote.description import CALLS_MAX, Describer
 from cometmq.client.requests.replier import Replier
 from cometmq.client.tracing.consume_tracer import ConsumeTracer
 from cometmq.client.tracing.dispatcher import TraceDispatcher
-from cometmq.errors import ClientClosed, ConfigInvalid, InvalidRequest, TopicNotSubscribed
+from cometmq.errors import ConfigInvalid, InvalidRequest, TopicNotSubscribed
 from cometmq.model import RETRY_PREFIX, Filter, QueueRef
 from cometmq.rpc.retry import Backoff, BackoffPolicy
 from cometmq.rpc.tasks import Tasks
@@ -45,7 +45,7 @@ from cometmq.v1 import broker_pb2
 _log = logger(__name__)
 
 
-class PushConsumer:
+class PushConsumer(Lifecycle):
     """Use it inside ``async with``; one event loop. Leaving the block lets running listener calls
     end, commits, leaves the group.
     """
@@ -67,6 +67,7 @@ class PushConsumer:
         dead letters. ``offset_store`` keeps how far the consumer is, instead of the brokers.
         Raises ConfigInvalid, GroupNameInvalid, InvalidRequest.
         """
+        super().__init__()
         self._options = options_of(PushConsumerOptions, options)
         self._is_broadcasting = self._options.message_model is MessageModel.BROADCASTING
         if self._is_broadcasting and self._options.orderly:
@@ -132,7 +133,6 @@ class PushConsumer:
         )
         self._queues: PushQueues
         self._share: GroupShare
-        self._open = False
         if self._is_pop:
             _check_pop(self._options, store)
             pop = PopShare(
@@ -220,8 +220,7 @@ class PushConsumer:
         calls.wire_group = own_group(self._calls.wire_group, self._options.client_id)
         return calls
 
-    async def __aenter__(self) -> Self:
-        self._connections.begin()
+    async def _enter(self) -> None:
         if self._offset_file is not None:
             self._offset_file.read()
         if self._is_broadcasting and not self._options.retry_in_place:
@@ -241,11 +240,8 @@ class PushConsumer:
         if not self._is_pop:
             self._share.start(self._tasks)
         self._open = self._replier.is_open = True
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    async def _leave(self, error: BaseException | None) -> None:
         self._open = False
         self._answers.close()
         try:
@@ -286,8 +282,7 @@ class PushConsumer:
         TopicNameInvalid, FilterInvalid, ClientClosed. A topic that is not there is no error:
         reading begins when it is, and until then the log has a WARNING.
         """
-        if not self._open:
-            raise ClientClosed("The consumer is not open.")
+        self._check_open()
         await self._share.subscribe(
             check_topic(topic), filter_of(expression, sql), waits=not in_listener.get()
         )
@@ -297,8 +292,7 @@ class PushConsumer:
         committed, and other members get its queues. A listener does not wait for that: its own call
         is one of them. A topic that is not read is no error. Raises TopicNameInvalid, ClientClosed.
         """
-        if not self._open:
-            raise ClientClosed("The consumer is not open.")
+        self._check_open()
         if check_topic(topic) != self._retries:
             await self._share.unsubscribe(topic, waits=not in_listener.get())
 
@@ -306,29 +300,32 @@ class PushConsumer:
         """No listener call begins before :meth:`resume`; those that run go on. Queues are kept, and
         read until they have as many unfinished messages as the options allow.
         """
+        self._check_loop()
         self._workers.suspend()
 
     def resume(self) -> None:
         """Listener calls begin again."""
+        self._check_loop()
         self._workers.resume()
 
     def set_concurrency(self, concurrency: int) -> None:
         """So many listener calls at a time from now on (RocketMQ's updateCorePoolSize). Raises
         ConfigInvalid, ClientClosed.
         """
-        if not self._open:
-            raise ClientClosed("The consumer is not open.")
+        self._check_open()
         self._options = replace(self._options, concurrency=concurrency)
-        self._workers.resize(concurrency, self._tasks)
+        self._workers.resize(concurrency)
 
     async def reply(self, message: ReceivedMessage, body: bytes) -> SendReceipt:
         """Replies to a request that a consumer has received, as ``Producer.reply`` does."""
+        self._check_open()
         return await self._replier.reply(message, body)
 
     async def leave_for_good(self) -> None:
         """The other members get this one's queues when the block ends, whatever ``session_ms``
         says.
         """
+        self._check_open()
         await self._share.end_session()
 
     @property

@@ -6,12 +6,11 @@ import asyncio
 import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
-from types import TracebackType
-from typing import Self
 
 from cometmq.client.cluster.connections import Connections
 from cometmq.client.cluster.routes import RouteWatcher
 from cometmq.client.hooks import message_filter
+from cometmq.client.lifecycle import Lifecycle
 from cometmq.client.messages import SendReceipt
 from cometmq.client.names import check_group, check_topic, filter_of
 from cometmq.client.namespaces import Namespace
@@ -52,7 +51,7 @@ WAIT_MS_MAX = 3_600_000
 PATIENCE_S = 0.25  # for a broker group's answer, before another one is asked
 
 
-class SimpleConsumer:
+class SimpleConsumer(Lifecycle):
     """Use it inside ``async with``; one event loop. Any number of consumers of a group, and of
     calls of one consumer, share all queues. What is not acknowledged is delivered again, here or
     elsewhere, when its invisible time is over.
@@ -69,6 +68,7 @@ class SimpleConsumer:
         COMETMQ_NAMESRV says. The group's mode is POP; a group that is not there is made so.
         ConfigInvalid, GroupNameInvalid.
         """
+        super().__init__()
         self._options = options_of(SimpleConsumerOptions, options)
         self._tasks = Tasks(f"simple consumer {group}")
         self._changes = ShieldedTasks()
@@ -120,22 +120,17 @@ class SimpleConsumer:
         self._left: deque[ReceivedMessage] = deque()
         # After these answers nothing has come: who waits next begins there and asks no broker.
         self._idle: dict[str, PopAnswer] | None = None
-        self._open = False
         self._sooner = asyncio.Event()  # a late answer has come, or the consumer is closed
 
-    async def __aenter__(self) -> Self:
-        self._connections.begin()
+    async def _enter(self) -> None:
         self._routes.start(self._tasks)
         self._long_poller.start(self._tasks)
         self._tracing.start(self._tasks)
         self._member.start(self._tasks)
         self._answers.start(self._tasks)
         self._open = self._replier.is_open = True
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    async def _leave(self, error: BaseException | None) -> None:
         self._open = False
         self._answers.close()
         self._sooner.set()
@@ -206,6 +201,7 @@ class SimpleConsumer:
 
     async def reply(self, message: ReceivedMessage, body: bytes) -> SendReceipt:
         """Replies to a request that a consumer has received, as ``Producer.reply`` does."""
+        self._check_open()
         return await self._replier.reply(message, body)
 
     @property
@@ -521,10 +517,6 @@ class SimpleConsumer:
         invisible_s = invisible_ms / 1000
         changed = lease.changed(answer.handle, invisible_s, asked_s + invisible_s)
         self._held.move(lease, changed, item)
-
-    def _check_open(self) -> None:
-        if not self._open:
-            raise ClientClosed("The consumer is not open.")
 
 
 def _check_received(message: object) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, 
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, NoReturn, Self, TypeVar
 
 import uvloop
 
@@ -34,30 +34,60 @@ from cometmq.client.sending.send_many import SendReceipts
 from cometmq.client.transactions import producer as transactions
 from cometmq.client.transactions.checks import Check
 from cometmq.client.transactions.receipts import CommitReceipt
-from cometmq.errors import ClientClosed, CometError, InvalidRequest
+from cometmq.errors import ClientClosed, ClientForked, CometError, InvalidRequest
 from cometmq.model import Message, Position, QueueRef
+from cometmq.rpc.forks import FORKS
+from cometmq.telemetry import hand_over_lines, wait_for_lines
+
+LINES_S_MAX = 1.0  # at the end of a client, for its last log lines
 
 Client = TypeVar("Client", bound=AbstractAsyncContextManager[Any])
 Answer = TypeVar("Answer")
 
 
+class _Decided(concurrent.futures.Future[Answer]):
+    """What becomes of a message, for any thread of the process that has sent it."""
+
+    def __init__(self, client: _Sync[Any]) -> None:
+        super().__init__()
+        self._client = client
+
+    def result(self, timeout: float | None = None) -> Answer:
+        self._check()
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self._check()
+        return super().exception(timeout)
+
+    def _check(self) -> None:
+        """ClientForked: it was not decided before the fork, and nobody will decide it here."""
+        if not self.done():
+            self._client._check_process()
+
+
 class _Sync(Generic[Client]):
-    """A client, from the beginning of a ``with`` block to its end. Any thread may call it."""
+    """A client, from the beginning of a ``with`` block to its end, or from :meth:`start` to
+    :meth:`close`. Any thread of the process may call it.
+    """
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._loop: asyncio.AbstractEventLoop | None = None  # while the block lasts
+        self._is_forked = False
         self._waiting: set[concurrent.futures.Future[Any]] = set()  # calls of all threads
 
-    def __enter__(self) -> Self:
-        _check_no_loop()
+    def start(self) -> Self:
+        """Opens the client, as entering its block does; :meth:`close` ends it."""
         if self._loop is not None:
             raise InvalidRequest("The client is open: make another one for another block.")
+        self._check_process()
         started = threading.Event()
         run = partial(uvloop.run, self._serve(started))
         self._thread = threading.Thread(target=run, name="cometmq", daemon=True)
         self._thread.start()
         started.wait()
+        FORKS.watch(self)
         try:
             self._wait(self._client.__aenter__())
         except BaseException:
@@ -65,36 +95,64 @@ class _Sync(Generic[Client]):
             raise
         return self
 
+    def close(self) -> None:
+        """Ends the client, as leaving its block without an error does. Does nothing where it is not
+        open.
+        """
+        self.__exit__(None, None, None)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._loop is None or self._is_forked:  # what a child has inherited stays as it is
+            return
         try:
             self._wait(self._client.__aexit__(kind, error, traceback))
         finally:
             self._end()
 
+    def forked(self) -> None:
+        """This process is a child of the one that opened the client."""
+        self._is_forked = True
+
     async def _serve(self, started: threading.Event) -> None:
         """The thread: its loop runs until the block ends."""
+        hand_over_lines()
         self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
         started.set()
         await self._ended.wait()
 
     def _end(self) -> None:
         loop, self._loop = self._loop, None
-        assert loop is not None
+        if loop is None:  # another thread has closed it
+            return
         loop.call_soon_threadsafe(self._ended.set)
         self._thread.join()
+        wait_for_lines(LINES_S_MAX)
         for answer in list(self._waiting):  # its loop has gone
             answer.cancel()
 
+    def _check_process(self) -> None:
+        """ClientForked."""
+        if self._is_forked:
+            raise ClientForked("Another process has opened this client.")
+
     def _wait(self, call: Coroutine[Any, Any, Answer]) -> Answer:
         try:
-            _check_no_loop()
+            self._check_process()
             if (loop := self._loop) is None:
                 raise ClientClosed("The client is not open: use it inside `with`.")
+            if self._thread is threading.current_thread():
+                raise InvalidRequest(
+                    "The client would wait for itself: what its own thread calls, as hooks and "
+                    "async listeners, cannot use it."
+                )
             try:
                 answer = asyncio.run_coroutine_threadsafe(call, loop)
             except RuntimeError:  # another thread has left the block meanwhile
@@ -116,6 +174,9 @@ class _Sync(Generic[Client]):
             raise
         finally:
             self._waiting.discard(answer)
+
+    def __reduce__(self) -> NoReturn:
+        raise ClientForked("A client cannot be sent to another process.")
 
 
 class Producer(_Sync[producer.Producer]):
@@ -186,7 +247,7 @@ class Producer(_Sync[producer.Producer]):
         self, call: Coroutine[Any, Any, asyncio.Future[Answer]]
     ) -> concurrent.futures.Future[Answer]:
         """The future that the call gives, for other threads."""
-        decided: concurrent.futures.Future[Answer] = concurrent.futures.Future()
+        decided = _Decided[Answer](self)
         decided.set_running_or_notify_cancel()  # cancelling it would not take the message back
 
         def decide(future: asyncio.Future[Answer]) -> None:
@@ -548,15 +609,6 @@ class PullConsumer(_Sync[pull.PullConsumer]):
     ) -> None:
         """They come again in the group's retry topic, or are dead letters (-1)."""
         self._wait(self._client.send_back(messages, delay_level, delay_ms=delay_ms))
-
-
-def _check_no_loop() -> None:
-    """InvalidRequest in the thread of an event loop, which would stand still."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    raise InvalidRequest("An event loop runs here: use the clients of cometmq.client.")
 
 
 async def _call(function: Callable[[], Answer]) -> Answer:

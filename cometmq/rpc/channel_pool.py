@@ -17,6 +17,7 @@ import grpc
 
 from cometmq.clock import Clock, SystemClock
 from cometmq.rpc.channels import open_channel
+from cometmq.rpc.forks import FORKS
 from cometmq.rpc.retry import BackoffPolicy
 
 if TYPE_CHECKING:  # clients have none
@@ -59,7 +60,8 @@ class ChannelPool:
         self._retiring: set[asyncio.Task[None]] = set()
 
     def get(self, address: str, secret: SharedSecret | None = None) -> grpc.aio.Channel:
-        """The channel for one call, not to be kept for the next."""
+        """The channel for one call, not to be kept for the next. ClientForked."""
+        FORKS.check()
         known = self._kept.get((address, secret))
         failures = 0
         if known is not None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
+from cometmq.rpc.forks import FORKS
 from cometmq.telemetry import version
 
 if TYPE_CHECKING:  # clients have no secret
@@ -44,11 +45,13 @@ def open_channel(
     closed by the caller.
 
     With ``secret`` both sides prove before each call that they know it. ``insist`` False: a server
-    that wants no proof is called without.
+    that wants no proof is called without. ClientForked: gRPC does not work in this process.
     """
+    FORKS.check()
     # Its name notwithstanding this is how long one attempt may take.
     limit = ("grpc.min_reconnect_backoff_ms", int(dial_s * 1000))
     channel = grpc.aio.insecure_channel(address, options=[*_OPTIONS, limit])
+    FORKS.opened(channel)
     if secret is None:
         return channel
     from cometmq.rpc.authorized import ProvenChannel

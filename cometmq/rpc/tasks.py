@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from cometmq.telemetry import fields, logger
@@ -20,6 +20,7 @@ class Tasks:
     def __init__(self, owner: str) -> None:
         self._owner = owner
         self._running: set[asyncio.Task[None]] = set()
+        self.is_stopping = False  # who is cancelled now is to end
 
     def __len__(self) -> int:
         return len(self._running)
@@ -42,6 +43,7 @@ class Tasks:
         """Cancels all tasks and waits until they are gone; also when the caller is cancelled
         meanwhile.
         """
+        self.is_stopping = True
         await stop_all(list(self._running))
 
 
@@ -90,6 +92,18 @@ def is_cancelled(error: BaseException) -> bool:
     """
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
+async def apart(work: Awaitable[T]) -> T:
+    """What ``work`` of an application returns or raises, in a task of its own: if it cancels its
+    task, that is not the caller's. A cancelled caller cancels the work.
+    """
+    return await asyncio.create_task(awaited(work))
+
+
+async def awaited(work: Awaitable[T]) -> T:
+    """A coroutine of what can be awaited."""
+    return await work
 
 
 async def race(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import grpc
 
 from cometmq.client.cluster.pulled import Pulled
-from cometmq.errors import ConfigInvalid, InvalidRequest
+from cometmq.errors import ConfigInvalid
 from cometmq.rpc.addresses import Resolver, parse_addresses
 from cometmq.rpc.channel_pool import ChannelPool
 from cometmq.rpc.stubs import Stub
@@ -49,13 +49,6 @@ class Connections:
         self._brokers: dict[
             str, tuple[grpc.aio.Channel, broker_pb2_grpc.BrokerServiceAsyncStub]
         ] = {}  # by address
-        self._begun = False
-
-    def begin(self) -> None:
-        """The client's block begins. InvalidRequest when it has begun before."""
-        if self._begun:
-            raise InvalidRequest("A client is opened once: make another one for another block.")
-        self._begun = True
 
     async def namesrv_addresses(self) -> tuple[str, ...]:
         """host:port of every name server, names resolved now; those known before, or the names
@@ -99,4 +92,5 @@ class Connections:
 
     async def close(self) -> None:
         self._resolver.close()
+        self._brokers.clear()  # what holds a channel holds gRPC's threads (cometmq.rpc.forks)
         await self._channels.close()

@@ -30,7 +30,7 @@ from cometmq.clock import monotonic_ns
 from cometmq.errors import InvalidRequest
 from cometmq.model import DELAY_LEVEL_MAX, DELAY_MS_MAX
 from cometmq.rpc.retry import BackoffPolicy
-from cometmq.rpc.tasks import Tasks, is_cancelled
+from cometmq.rpc.tasks import Tasks, apart, awaited, is_cancelled
 from cometmq.telemetry import fields, logger
 from cometmq.v1 import broker_pb2
 
@@ -160,6 +160,7 @@ class Workers:
         self._group = group
         # Calls in threads do not block the loop.
         self._loop_watch = LoopWatch(timeout_s, *CALLERS) if self._threads is None else None
+        self._tasks: Tasks  # since the start
         self._concurrency = concurrency
         self._count = 0  # running workers; above `concurrency` until the surplus has ended
         self._is_suspended = False
@@ -180,16 +181,17 @@ class Workers:
         self._traced_s: dict[str, float] = {}  # kinds of failures, when their traceback was logged
 
     def start(self, tasks: Tasks) -> None:
-        self.resize(self._concurrency, tasks)
+        self._tasks = tasks
+        self.resize(self._concurrency)
         if self._loop_watch is not None:
             self._loop_watch.start()
         tasks.start(self._watch_calls(), "consume timeout")
 
-    def resize(self, concurrency: int, tasks: Tasks) -> None:
+    def resize(self, concurrency: int) -> None:
         """So many calls at a time from now on. Calls that run go on to their end."""
         self._concurrency = concurrency
-        while self._count < concurrency:
-            tasks.start(self._run(), f"listener {self._count}")
+        while self._count < concurrency and not self._tasks.is_stopping:
+            self._tasks.start(self._run(), f"listener {self._count}")
             self._count += 1
         self.wake(len(self._idle))  # those that are too many end
 
@@ -249,6 +251,8 @@ class Workers:
             if work is None:
                 worker.call = None
                 self._take_time(worker, tally, calls - timed)
+                if task.cancelling():  # by the listener, or from outside: another one follows
+                    break
                 await self._wait()
                 calls = timed = 0
                 turn = self._begin(worker)
@@ -259,12 +263,10 @@ class Workers:
             worker.call = call = work, start, stop
             try:
                 answer: object = await listener(work.messages[start:stop])
-            except (KeyboardInterrupt, SystemExit):  # they end the program
-                raise
             # The application's: whatever it raises means "not done". So does a cancellation of what
-            # it waited for.
+            # it waited for, or of its own task.
             except BaseException as error:
-                if is_cancelled(error):
+                if self._is_end(error):
                     raise
                 self._failed(work, start, stop, error)
                 answer = _LATER
@@ -286,6 +288,13 @@ class Workers:
             queue.finish(work.run, start, stop)
         self._count -= 1
         self._workers.remove(worker)
+        self.resize(self._concurrency)
+
+    def _is_end(self, error: BaseException) -> bool:
+        """Whether it ends the program, or the consumer."""
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            return True
+        return self._tasks.is_stopping and is_cancelled(error)
 
     # The time is not taken at each call: that costs more than a call that does nothing. A call that
     # waits lets the loop turn, and only then the next one begins at another time.
@@ -393,7 +402,7 @@ class Workers:
         in_listener.set(True)
         started_s = loop.time()
         try:
-            answer = await self._without_hooks([message])
+            answer = await apart(self._without_hooks([message]))
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # as of any other call
@@ -485,7 +494,12 @@ class Workers:
 
 
 # What calls the listener: where a stack that is shown ends.
-CALLERS = (Workers._run.__code__, Workers.consume_now.__code__, *ListenerThreads.CALLERS)
+CALLERS = (
+    Workers._run.__code__,
+    Workers.consume_now.__code__,
+    awaited.__code__,
+    *ListenerThreads.CALLERS,
+)
 _LATER = Later()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from cometmq.errors import InvalidRequest
 from cometmq.model import QueueRef
-from cometmq.rpc.tasks import is_cancelled
+from cometmq.rpc.tasks import apart, is_cancelled
 from cometmq.telemetry import fields, logger
 
 _log = logger(__name__)
@@ -50,7 +50,7 @@ class QueueEvents:
         try:
             async with asyncio.timeout(self._timeout_s):
                 if inspect.iscoroutinefunction(method):
-                    await method(queues)
+                    await apart(method(queues))
                 else:
                     await asyncio.to_thread(method, queues)
         except (Exception, asyncio.CancelledError) as error:  # whatever the application's raises

@@ -13,7 +13,7 @@ from cometmq.client.reading.offsets import BrokerCalls
 from cometmq.client.reading.start_positions import Beginnings, first_position
 from cometmq.errors import CometError, ConfigInvalid, OffsetStoreFailed, Retry
 from cometmq.model import Position, QueueRef
-from cometmq.rpc.tasks import is_cancelled
+from cometmq.rpc.tasks import apart, is_cancelled
 
 # What is kept of a queue now, or why a commit was refused.
 Answers: TypeAlias = dict[QueueRef, Position | CometError | None]
@@ -134,7 +134,7 @@ class OwnPositions:
 
     async def _load(self, queues: Sequence[QueueRef]) -> dict[QueueRef, Position]:
         try:
-            found = dict(await self._store.load(queues))
+            found = dict(await apart(self._store.load(queues)))
             for position in found.values():
                 if not isinstance(position, Position):
                     raise TypeError(f"not a Position: {position!r:.80}")
@@ -171,7 +171,7 @@ class OwnPositions:
 
     async def _keep(self, positions: dict[QueueRef, Position]) -> Answers:
         try:
-            await self._store.store(positions)
+            await apart(self._store.store(positions))
         except CometError as error:
             return dict.fromkeys(positions, error)
         except (Exception, asyncio.CancelledError) as error:  # whatever the application's raises

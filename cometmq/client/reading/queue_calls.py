@@ -13,6 +13,7 @@ from cometmq.client.cluster.connections import Connections
 from cometmq.client.cluster.routes import RouteWatcher
 from cometmq.client.cluster.routing import readable_queues
 from cometmq.client.hooks import message_filter
+from cometmq.client.lifecycle import Lifecycle
 from cometmq.client.messages import PullBatch
 from cometmq.client.names import (
     check_group,
@@ -26,14 +27,14 @@ from cometmq.client.namespaces import Namespace
 from cometmq.client.options import ConsumerOptions, backoff_policy
 from cometmq.client.reading.fetcher import pull
 from cometmq.client.reading.offsets import Bounds, BrokerCalls
-from cometmq.errors import ClientClosed, CometError, InvalidRequest
+from cometmq.errors import CometError, InvalidRequest
 from cometmq.model import Position, QueueRef
 from cometmq.rpc.retry import Backoff
 
 Answer = TypeVar("Answer")
 
 
-class QueueCalls:
+class QueueCalls(Lifecycle):
     """The calls of one consumer; ``_open`` while they may be made."""
 
     def __init__(
@@ -44,6 +45,7 @@ class QueueCalls:
         route_changed: Callable[[str], None],
     ) -> None:
         """ConfigInvalid, GroupNameInvalid."""
+        super().__init__()
         self._usual = options
         namespace = Namespace(options.namespace)
         self._connections = Connections(namesrv)
@@ -62,7 +64,6 @@ class QueueCalls:
             message_filter(options.filter_hooks),
             namespace,
         )
-        self._open = False
 
     async def queues(self, topic: str) -> list[QueueRef]:
         """The topic's readable queues, sorted. TopicNotFound when no broker serves it within
@@ -126,10 +127,6 @@ class QueueCalls:
         await self._know(queues)
         answers = await self._calls.positions_at(queues, time_ms)
         return {queue: good(answer) for queue, answer in answers.items()}
-
-    def _check_open(self) -> None:
-        if not self._open:
-            raise ClientClosed("The consumer is not open.")
 
     async def _know(self, queues: Collection[QueueRef]) -> None:
         """Waits for the routes of the queues' topics."""

@@ -8,6 +8,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from cometmq.client.options import ProducerOptions
+from cometmq.errors import ClientClosed
 
 if TYPE_CHECKING:
     from cometmq.client.producer import Producer
@@ -21,6 +22,7 @@ class LateProducer:
         self._options = options
         self._opening = asyncio.Lock()
         self._producer: Producer | None = None
+        self._is_closed = False
 
     @property
     def now(self) -> Producer | None:
@@ -28,19 +30,25 @@ class LateProducer:
         return self._producer
 
     async def opened(self) -> Producer:
-        """The producer, opened now if it was not."""
+        """The producer, opened now if it was not. ClientClosed after :meth:`close`: nobody would
+        close it.
+        """
         async with self._opening:
+            if self._is_closed:
+                raise ClientClosed("The client was closed.")
             if self._producer is None:
                 from cometmq.client.producer import Producer  # most consumers send nothing
 
                 producer = Producer(self._namesrv, options=self._options)
                 producer._answers.is_asked = False  # this client answers operators
-                self._producer = await producer.__aenter__()
+                self._producer = await producer.start()
             return self._producer
 
     async def close(self, *, flush: bool = True) -> None:
         """Ends it, if it was opened. Without ``flush`` what is on its way fails."""
-        producer, self._producer = self._producer, None
+        self._is_closed = True
+        async with self._opening:
+            producer, self._producer = self._producer, None
         if producer is not None:
             error = None if flush else asyncio.CancelledError()
             await producer.__aexit__(type(error) if error else None, error, None)

@@ -11,6 +11,7 @@ from asyncio import Future
 from collections.abc import Callable, Sequence
 from itertools import islice
 
+from cometmq.client.lifecycle import check_loop
 from cometmq.client.messages import SendReceipt
 from cometmq.client.namespaces import Namespace
 from cometmq.client.options import ProducerOptions
@@ -220,6 +221,8 @@ class Batcher:
         """Encodes a message into the open batch. Raises what is wrong with the message itself; then
         nothing has changed."""
         self.end_run()
+        if not self._in_turn:
+            self._begin_turn()
         if (
             message.delay_level
             or message.delay_ms
@@ -249,8 +252,6 @@ class Batcher:
         if segment is None or segment is not batch.last:
             segment = slot.segment = self._next_segment(batch, slot)
         self._slot = slot
-        if not self._in_turn:
-            self._begin_turn()
         if slot.stored.timer:
             time_ms = message.deliver_at_ms or message.delay_ms
             middle = with_time(middle, time_ms, form.digits_at)
@@ -287,6 +288,8 @@ class Batcher:
         or none has.
         """
         self.end_run()
+        if not self._in_turn:
+            self._begin_turn()
         first = messages[at]
         if first.__class__ is not Message:
             return 0
@@ -305,8 +308,6 @@ class Batcher:
             return 0
         assert encoder is not None
         assert form is not None
-        if not self._in_turn:
-            self._begin_turn()
         starts, is_marked = encoder.extend(
             batch.buffer,
             messages,
@@ -424,7 +425,10 @@ class Batcher:
         return futures
 
     def _begin_turn(self) -> None:
-        """First message of this turn of the event loop; one look at the clock serves them all."""
+        """First message of this turn of the event loop; one look at the clock serves them all, and
+        one at the event loop. ClientLoopMismatch.
+        """
+        check_loop(self._loop)
         self._in_turn = True
         self._now_ms = self._clock.wall_ms()
         self._loop.call_soon(self._end_turn)

@@ -19,7 +19,7 @@ from cometmq.model import QueueRef
 from cometmq.rpc.interceptors import from_proto
 from cometmq.rpc.retry import Backoff, BackoffPolicy
 from cometmq.rpc.streams import Stream, read, write
-from cometmq.rpc.tasks import Tasks, race, stop_all
+from cometmq.rpc.tasks import Tasks, apart, is_cancelled, race, stop_all
 from cometmq.telemetry import fields, logger
 from cometmq.v1 import broker_pb2
 
@@ -61,10 +61,10 @@ class ListenerCalls:
     async def __call__(self, function: Callable[..., object], *arguments: object) -> object:
         """Calls the function; returns or raises what it does."""
         if inspect.iscoroutinefunction(function):
-            return await function(*arguments)
+            return await apart(function(*arguments))
         loop = asyncio.get_running_loop()
         answer = await loop.run_in_executor(self._pool, _guarded, function, *arguments)
-        return await answer if inspect.isawaitable(answer) else answer
+        return await apart(answer) if inspect.isawaitable(answer) else answer
 
     def close(self) -> None:
         """No call begins any more."""
@@ -223,7 +223,9 @@ async def state_of(
     """The application's answer; UNKNOWN where it raises, or answers something else."""
     try:
         state = await calls(function, *arguments)
-    except Exception as error:
+    except (Exception, asyncio.CancelledError) as error:
+        if is_cancelled(error):
+            raise
         _log.warning("a transaction listener failed", extra=fields(error=error), exc_info=error)
         return TransactionState.UNKNOWN
     if not isinstance(state, TransactionState):

@@ -272,12 +272,11 @@ class TransactionProducer(Producer):
         self._form = HalfForm(self._wire_group)  # of transactions that name no immunity
         self._half_runs: dict[tuple[str, HalfForm], tuple[OpenRun, str]] = {}  # the buffer's
 
-    async def __aenter__(self) -> Self:
-        await super().__aenter__()
+    async def _enter(self) -> None:
+        await super()._enter()
         self._half_runs = self._buffer.half_runs
         for topic in self._checked_topics:
             self._routes.watch(topic)
-        return self
 
     async def _stop(self) -> None:
         self._ends.close()

@@ -65,6 +65,34 @@ async def workers(
     await tasks.stop()
 
 
+@pytest.mark.parametrize("waits", [True, False])
+async def test_a_listener_that_cancels_its_own_task_loses_neither_worker_nor_message(
+    waits: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """``waits``: the cancellation meets the call itself; else the worker, once the call is over."""
+    tried: list[int] = []
+
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        tried.append(messages[0].queue_offset)
+        if tried.count(messages[0].queue_offset) == 1:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            if waits:
+                await asyncio.sleep(0)
+
+    queue, later = FakeQueue(20), FakeQueue(3)
+    async with workers(listener, concurrency=1) as made:
+        made.push(queue.work())
+        await queue.done.wait()
+        made.push(later.work())
+        await later.done.wait()
+    assert set(tried) == set(range(20))
+    if waits:
+        assert all(tried.count(offset) >= 2 for offset in range(20))
+        assert "listener failed" in caplog.text
+
+
 async def test_work_is_done_in_its_order() -> None:
     got: list[int] = []
 
@@ -222,14 +250,14 @@ async def test_the_number_of_calls_at_a_time_changes_while_they_run() -> None:
     other_tasks = len(tasks) - 2
     made.push(queue.work())
     await until(lambda: running == 2)
-    made.resize(5, tasks)
+    made.resize(5)
     await until(lambda: running == 5)
-    made.resize(1, tasks)
+    made.resize(1)
     for _ in range(10):
         go_on.release()
     await until(lambda: len(tasks) == other_tasks + 1 and running == 1)
     most = 0
-    made.resize(3, tasks)
+    made.resize(3)
     for _ in range(30):
         go_on.release()
     await queue.done.wait()
