@@ -32,7 +32,7 @@ class Lifecycle(ABC):
         if self._made_by != os.getpid():
             raise ClientForked(f"Process {self._made_by} has made this client.")
         self._opened_in = asyncio.get_running_loop()
-        FORKS.watch(self)
+        FORKS.watch(self, self._forked)
         await self._enter()
         return self
 
@@ -63,7 +63,7 @@ class Lifecycle(ABC):
     async def _leave(self, error: BaseException | None) -> None:
         """Ends the client, whose block ``error`` has ended."""
 
-    def forked(self) -> None:
+    def _forked(self) -> None:
         """This process is a child of the one that opened the client."""
         self._open = False
         self._is_forked = True

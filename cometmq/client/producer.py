@@ -142,8 +142,8 @@ class Producer(Lifecycle):
         self._tasks.start(self._tick(), "tick")
         self._open = self._replier.is_open = True
 
-    def forked(self) -> None:
-        super().forked()
+    def _forked(self) -> None:
+        super()._forked()
         self._rule.clear()
         self._buffer.forget_runs()
 

@@ -87,7 +87,7 @@ class _Sync(Generic[Client]):
         self._thread = threading.Thread(target=run, name="cometmq", daemon=True)
         self._thread.start()
         started.wait()
-        FORKS.watch(self)
+        FORKS.watch(self, self._forked)
         try:
             self._wait(self._client.__aenter__())
         except BaseException:
@@ -117,7 +117,7 @@ class _Sync(Generic[Client]):
         finally:
             self._end()
 
-    def forked(self) -> None:
+    def _forked(self) -> None:
         """This process is a child of the one that opened the client."""
         self._is_forked = True
 

@@ -11,15 +11,14 @@ of a process that had one keeps what it inherited, untouched, and is refused eve
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import sys
 import threading
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
-from weakref import WeakSet
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary, WeakMethod, WeakSet
 
 from cometmq.errors import ClientForked
 from cometmq.telemetry import logger
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     import grpc
 
 _VARIABLE = "GRPC_ENABLE_FORK_SUPPORT"
-_OFF = "0"
+_OFF = ("0", "false", "no")
 # gRPC names threads so, those of other libraries' channels too.
 _CORE_THREADS = ("grpc_", "event_engine")
 _AIO_THREAD = "_poll_wrapper"
@@ -37,30 +36,27 @@ _TASKS = Path("/proc/self/task")
 _log = logger(__name__)
 
 
-class Inherited(Protocol):
-    """What wants to know in a child that it was inherited."""
-
-    def forked(self) -> None:
-        """The process is a child of the one that made this object. Must not use gRPC."""
-
-
 class Forks:
     """What this process has that a child must not touch. There is one, :data:`FORKS`."""
 
     def __init__(self) -> None:
         self._channels: WeakSet[grpc.aio.Channel] = WeakSet()
-        self._watched: WeakSet[Inherited] = WeakSet()
+        self._watched: WeakKeyDictionary[object, WeakMethod[Callable[[], None]]] = (
+            WeakKeyDictionary()
+        )
         self._grpc_runs = False  # before the fork that goes on now
-        self._kept: list[object] = []  # what this process has inherited; never freed
+        self._kept: list[object] = []  # what this process has inherited; freed when it ends
         self._is_refused = False
 
     def opened(self, channel: grpc.aio.Channel) -> None:
         """This process has opened the channel."""
         self._channels.add(channel)
 
-    def watch(self, inherited: Inherited) -> None:
-        """Calls ``inherited.forked()`` in each child of this process."""
-        self._watched.add(inherited)
+    def watch(self, owner: object, forked: Callable[[], None]) -> None:
+        """Calls ``forked``, a method of ``owner``, in each child of this process, which must not
+        use gRPC there.
+        """
+        self._watched[owner] = WeakMethod(forked)
 
     def check(self) -> None:
         """Raises ClientForked where gRPC cannot be used any more."""
@@ -75,7 +71,7 @@ class Forks:
         # open one, and there is only one way to find out.
         if any(_is_closed(channel) for channel in self._channels):
             gc.collect()
-        is_supported = os.environ.get(_VARIABLE, _OFF) != _OFF
+        is_supported = os.environ.get(_VARIABLE, "").lower() not in _OFF  # gRPC's default is "on"
         threads = set(_threads())
         self._grpc_runs = bool(self._channels) or (
             _AIO_THREAD in threads if is_supported else bool(threads)
@@ -88,15 +84,16 @@ class Forks:
 
     def in_child(self) -> None:
         """This process is the child."""
-        watched, self._watched = list(self._watched), WeakSet()
+        watched = list(self._watched.items())
+        self._watched.clear()
         if self._grpc_runs or self._channels:
             self._is_refused = True
             # To free a channel or a call closes or writes to a socket, which is the parent's.
-            self._kept += [*self._channels, *watched]
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._kept))
+            self._kept += [*self._channels, *(owner for owner, _ in watched)]
         self._channels = WeakSet()
-        for one in watched:
-            one.forked()
+        for _, method in watched:
+            if (forked := method()) is not None:
+                forked()
 
 
 def _is_closed(channel: grpc.aio.Channel) -> bool:
@@ -120,10 +117,11 @@ def _threads() -> Iterator[str]:
 
 
 def leave_forks_alone(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Turns gRPC's own support of forks off, unless the environment has decided that. To be called
-    before anything imports gRPC.
+    """Turns gRPC's own support of forks off, unless the environment has decided that, or something
+    has imported gRPC, which looks at it once.
     """
-    environ.setdefault(_VARIABLE, _OFF)
+    if "grpc" not in sys.modules:
+        environ.setdefault(_VARIABLE, _OFF[0])
 
 
 FORKS = Forks()

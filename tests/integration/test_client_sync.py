@@ -13,7 +13,7 @@ import pytest
 from cometmq import client
 from cometmq.client import Message, PushConsumerOptions, QueueRef, ReceivedMessage, sync
 from cometmq.client.sync import Producer, PullConsumer, PushConsumer
-from cometmq.errors import BodyTooLarge, ClientClosed, InvalidRequest, PropertyReserved
+from cometmq.errors import BodyTooLarge, ClientClosed, PropertyReserved
 from tests.support.cluster.fake_cluster import FakeBroker, fake_cluster
 
 QUEUE = QueueRef("T", 0, "g1")
@@ -90,12 +90,6 @@ async def test_a_block_that_cannot_be_entered_leaves_nothing(
     monkeypatch.setattr(type(producer._client), "__aenter__", refuse)
     with pytest.raises(ZeroDivisionError):
         await asyncio.to_thread(producer.__enter__)
-    assert not [thread for thread in threading.enumerate() if thread.name == "cometmq"]
-
-
-async def test_inside_an_event_loop_it_would_block_it() -> None:
-    with pytest.raises(InvalidRequest, match="An event loop runs here"):
-        Producer("127.0.0.1:1").__enter__()
     assert not [thread for thread in threading.enumerate() if thread.name == "cometmq"]
 
 

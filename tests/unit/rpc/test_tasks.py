@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from cometmq.rpc.tasks import Tasks, map_bounded, race, stop_all, wait_at_most
+from cometmq.rpc.tasks import Tasks, apart, is_cancelled, map_bounded, race, stop_all, wait_at_most
 
 
 async def forever() -> None:
@@ -101,3 +101,33 @@ async def test_a_bounded_map_keeps_the_order_and_the_bound_and_ends_with_the_fir
     with pytest.raises(ValueError, match="on purpose"):
         await map_bounded(double, range(38, 100), 2)
     assert not running - {41}, "nothing new begins"
+
+
+async def test_work_that_cancels_its_own_task_does_not_cancel_its_caller() -> None:
+    async def cancels_itself() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+
+    with pytest.raises(asyncio.CancelledError) as raised:
+        await apart(cancels_itself())
+    assert not is_cancelled(raised.value)
+    await asyncio.sleep(0)
+
+
+async def test_a_cancelled_caller_cancels_the_work_apart() -> None:
+    ended = asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await forever()
+        finally:
+            ended.set()
+
+    caller = asyncio.create_task(apart(work()))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await stop_all([caller])
+    assert caller.cancelled()
+    assert ended.is_set()
