@@ -57,7 +57,7 @@ class Mutant:
 
     @property
     def title(self) -> str:
-        return self.rule or self.row
+        return self.row or self.rule
 
     def apply(self, root: Path) -> str:
         """Make the fault in the tree at ``root``; a word when its text is not there just once."""
@@ -174,7 +174,9 @@ def main(arguments: Sequence[str]) -> int:
     part, parts = map(int, said.share.split("/"))
     every = mutants()
     wanted = [
-        m for m in every if not said.words or any(w in f"{m.title} {m.file}" for w in said.words)
+        m
+        for m in every
+        if not said.words or any(w in f"{m.rule} {m.row} {m.file}" for w in said.words)
     ][part % parts :: parts]
     if not said.trust and (output := failures(wanted)):
         print(f"the tests fail without a mutant too:\n{output}", file=sys.stderr)
