@@ -50,6 +50,8 @@ class RoleChange:
     changed_s: tuple[float, ...] = ()
     heard_s: float | None = None  # CLOCK_BOOTTIME of the newest frame of the writer before us
     elections: Mapping[str, int] = field(default_factory=dict)  # by reason, since the process began
+    # What is known of other clocks: offset, error and when, as ``clock_comparison.Reading`` has it.
+    clocks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def encode(self) -> str:
         return json.dumps(asdict(self))

@@ -26,6 +26,7 @@ from cometmq.errors import ConfigInvalid
 from cometmq.format.batch import BatchLimits
 from cometmq.format.delayed import use_levels
 from cometmq.format.record import BLANK_BYTES, host_bytes
+from cometmq.member.clocks import Clocks
 from cometmq.member.config import MemberConfig
 from cometmq.member.context import MemberContext
 from cometmq.member.election_metrics import Elections
@@ -110,6 +111,8 @@ class MemberApp(ABC):
         self._registry.register(RefusedCallers(ports.secret))
         self._loop_lag = LoopLagMonitor(self._registry, ports.gate, self._clock)
         self._elections = Elections(self._registry, before)
+        self._clocks = Clocks(self._clock, config.clock_skew_s_max, before)
+        self._registry.register(self._clocks)
         self._count_roles()
         self._stack = AsyncExitStack()
         self._change: RoleChange | None = None
@@ -188,7 +191,15 @@ class MemberApp(ABC):
             "metrics_port": self._metrics_port,
         }
         counts = self._elections.counts
-        change = RoleChange(module, reason, ports, log_end, heard_s=heard_s, elections=counts)
+        change = RoleChange(
+            module,
+            reason,
+            ports,
+            log_end,
+            heard_s=heard_s,
+            elections=counts,
+            clocks=self._clocks.readings,
+        )
         self._change = change.after(self._before, self._clock.boottime_s())
         log.info("role ends", extra=fields(next=module, reason=reason))
         self._ended.set()
@@ -207,7 +218,9 @@ class MemberApp(ABC):
     async def _start(self) -> None:
         self._serve_metrics()  # long before the rest: a recovery may take minutes
         identity = await self._identity()
-        context = MemberContext(self._config, identity, self._ports, self._metrics, self._clock)
+        context = MemberContext(
+            self._config, identity, self._ports, self._metrics, self._clock, self._clocks
+        )
         try:
             parts = await self._open(context)
         except RecoveryStopped as stopped:

@@ -575,6 +575,15 @@ class MemberConfig(ServiceConfig):
     lease_renew_s: float = field(
         default=2.0, metadata=about("Time between renewals of the lease.", unit="s", minimum=0.05)
     )
+    clock_skew_s_max: float = field(
+        default=2.0,
+        metadata=about(
+            "A member whose clock differs by more from what most clocks of the cluster show takes "
+            "the lease only when no other can; messages are due by what most show.",
+            unit="s",
+            minimum=0.1,
+        ),
+    )
     lease_poll_s: float = field(
         default=0.5,
         metadata=about("Time between a follower's reads of the lease.", unit="s", minimum=0.02),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cometmq.clock import Clock
+from cometmq.member.clocks import Clocks
 from cometmq.member.config import MemberConfig
 from cometmq.member.hosts import BrokerIdentity
 from cometmq.member.listen import Ports
@@ -31,6 +32,7 @@ class MemberContext:
     ports: Ports
     metrics: MemberMetrics
     clock: Clock
+    clocks: Clocks
 
     @property
     def internal_address(self) -> str:

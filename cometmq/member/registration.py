@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
+from cometmq.member.clocks import Clocks
 from cometmq.rpc import registrar
 from cometmq.rpc.secret import SharedSecret
 from cometmq.v1 import namesrv_pb2, namesrv_pb2_grpc
@@ -18,6 +20,8 @@ UNREGISTER_DEADLINE_S = 3.0
 class Registrar(registrar.Registrar):
     """Keeps a member registered. ``describe()`` gives the registration as it is now; None:
     there is nothing to register yet.
+
+    ``clocks`` compares the clocks of name servers with this machine's.
 
     A name server may know a newer epoch: ``overtaken`` gets the error, and the registration is
     tried again. A follower learns of the newer writer in a moment.
@@ -31,14 +35,17 @@ class Registrar(registrar.Registrar):
         *,
         secret: SharedSecret | None = None,
         overtaken: registrar.Overtaken | None = None,
+        clocks: Clocks | None = None,
     ) -> None:
         assert period_s > 0, period_s
 
-        async def register(stub: namesrv_pb2_grpc.NameServiceAsyncStub) -> bool:
+        async def register(
+            stub: namesrv_pb2_grpc.NameServiceAsyncStub,
+        ) -> namesrv_pb2.RegisterMemberResponse | bool:
             request = describe()
-            if request is not None:
-                await stub.RegisterMember(request, timeout=REGISTER_DEADLINE_S)
-            return request is not None
+            if request is None:
+                return False
+            return await stub.RegisterMember(request, timeout=REGISTER_DEADLINE_S)
 
         async def unregister(stub: namesrv_pb2_grpc.NameServiceAsyncStub) -> None:
             known = describe()
@@ -69,5 +76,19 @@ class Registrar(registrar.Registrar):
                     return
 
         super().__init__(
-            addresses, register, unregister, watch, period_s, secret=secret, overtaken=overtaken
+            addresses,
+            register,
+            unregister,
+            watch,
+            period_s,
+            secret=secret,
+            overtaken=overtaken,
+            answered=None if clocks is None else partial(_compare, clocks),
         )
+
+
+def _compare(clocks: Clocks, address: str, answer: object, asked_s: float) -> None:
+    """Compares the clock of a name server that has answered with this machine's."""
+    assert isinstance(answer, namesrv_pb2.RegisterMemberResponse), answer
+    if answer.HasField("now_ms"):
+        clocks.note(f"namesrv {address}", int(asked_s * 1000), answer.now_ms)

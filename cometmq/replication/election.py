@@ -20,6 +20,8 @@ from cometmq.replication.watermarks import NO_WATERMARKS, HighWatermarks
 OPENING_DURATIONS = 3
 # A member that is electable without being in sync leaves those in sync so much of a start.
 LAGGARD_WAIT_S = 1.0
+# A member whose clock is off leaves others that may lead so many durations more.
+OFF_CLOCK_DURATIONS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class ReplicaStatus:
     epochs: tuple[Epoch, ...] = ()  # of its log
     counted_in: int = 0  # the epoch that its generations say they are counted in
     shown: HighWatermarks = NO_WATERMARKS  # by these a writer has shown what is in its log
+    clock_is_off: bool = False  # its machine's: it leaves the lease to others for a while
 
     @property
     def replica_id(self) -> ReplicaId:
@@ -197,6 +200,8 @@ class Election:
             wait_s *= OPENING_DURATIONS
         if not record.released and me.replica_id not in record.in_sync:
             wait_s += LAGGARD_WAIT_S
+        if me.clock_is_off and _others_may_lead(record, me):
+            wait_s += OFF_CLOCK_DURATIONS * max(record.duration_s, self._duration_s)
         return self._left_s(wait_s, me, now_s)
 
     def _left_s(self, wait_s: float, me: ReplicaStatus, now_s: float) -> float:
@@ -280,6 +285,11 @@ class Election:
         epoch = max(epoch, me.epoch_floor)
         record = _taken(before, self._last, me, reason, self._duration_s, epoch)
         return Write(record, reason)
+
+
+def _others_may_lead(record: LeaseRecord, me: ReplicaStatus) -> bool:
+    """Whether a member but this one and the last writer may take the lease."""
+    return any(one.member_id not in (me.member_id, record.holder_id) for one in record.electable)
 
 
 def _why_not(me: ReplicaStatus, found: list[Peer]) -> str:

@@ -11,7 +11,7 @@ follower cuts and asks again, so each doubt costs one epoch, and in the end it c
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -254,13 +254,25 @@ class Replica:
         return self.flushed >= end
 
 
-def choose_successor(replicas: Sequence[Replica], wanted: int | None, end: int) -> Replica:
-    """The follower to hand over to: the named one, else the one that has most. NoFollower."""
+def choose_successor(
+    replicas: Sequence[Replica],
+    wanted: int | None,
+    end: int,
+    off_clocks: Collection[int] = (),
+) -> Replica:
+    """The follower to hand over to: the named one, else the one that has most; one of the members
+    ``off_clocks``, whose clocks are off, only where no other can. NoFollower.
+    """
     known = [r for r in replicas if wanted in (None, r.member_id) and not r.leaving]
     if not known:
         who = "no follower is" if wanted is None else f"member {wanted} is not"
         raise NoFollower(f"{who} connected and answering")
-    chosen = max(known, key=lambda r: (r.flushed, r.appended, -r.member_id))
+
+    def is_preferred(replica: Replica) -> bool:
+        is_near = replica.behind_bytes(end) <= HANDOVER_BEHIND_BYTES_MAX
+        return is_near and replica.member_id not in off_clocks
+
+    chosen = max(known, key=lambda r: (is_preferred(r), r.flushed, r.appended, -r.member_id))
     if chosen.behind_bytes(end) > HANDOVER_BEHIND_BYTES_MAX:
         raise NoFollower(
             f"member {chosen.member_id} is {chosen.behind_bytes(end)} bytes behind, "

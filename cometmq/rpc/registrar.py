@@ -40,6 +40,8 @@ RETRY = BackoffPolicy(first_s=0.1, max_s=1.0)
 
 Call: TypeAlias = "Callable[[namesrv_pb2_grpc.NameServiceAsyncStub], Awaitable[object]]"
 Overtaken: TypeAlias = Callable[[StaleEpoch], Awaitable[None]]
+# Gets the address of a name server, what it has answered, and when it was asked (CLOCK_BOOTTIME).
+Answered: TypeAlias = Callable[[str, object, float], None]
 
 
 class Registrar:
@@ -49,7 +51,8 @@ class Registrar:
 
     Name servers that have the ``secret`` get its proof, and give theirs. Others get the
     registration, too, but their refusals are not believed. ``overtaken`` gets StaleEpoch, a
-    newer epoch, if it is believed; its exceptions end :meth:`run`.
+    newer epoch, if it is believed; its exceptions end :meth:`run`. ``answered`` gets what
+    ``register`` gave, under the same condition.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Registrar:
         *,
         secret: SharedSecret | None = None,
         overtaken: Overtaken | None = None,
+        answered: Answered | None = None,
     ) -> None:
         addresses = tuple(addresses)
         self._configured = parse_addresses(addresses) if addresses else ()
@@ -71,6 +75,7 @@ class Registrar:
         self._period_s = period_s
         self._secret = secret
         self._overtaken = overtaken
+        self._answered = answered
         self._forgotten = ThrottledLog(_log, logging.WARNING, SystemClock())
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._wake: dict[str, asyncio.Event] = {}
@@ -136,7 +141,7 @@ class Registrar:
             stub = namesrv_pb2_grpc.NameServiceStub(channel)
             while True:
                 wake.clear()
-                error = await self._attempt(stub)
+                error = await self._attempt(stub, channel, address)
                 wait_s = self._period_s
                 if error is None:
                     backoff.reset()
@@ -155,14 +160,23 @@ class Registrar:
                     ends += [_until_lost(channel), self._until_forgotten(stub, address)]
                 await race(*ends, timeout_s=wait_s)
 
-    async def _attempt(self, stub: namesrv_pb2_grpc.NameServiceAsyncStub) -> CometError | None:
+    async def _attempt(
+        self,
+        stub: namesrv_pb2_grpc.NameServiceAsyncStub,
+        channel: grpc.aio.Channel,
+        address: str,
+    ) -> CometError | None:
         """Register once; the error if it fails."""
+        asked_s = SystemClock().boottime_s()
         try:
             with wire_errors():
-                if await self._register(stub) is not False:
-                    self._known.set()
+                answer = await self._register(stub)
         except CometError as error:
             return error
+        if answer is not False:
+            self._known.set()
+            if self._answered is not None and _is_believed(channel):
+                self._answered(address, answer, asked_s)
         return None
 
     def _open(self, address: str) -> grpc.aio.Channel:

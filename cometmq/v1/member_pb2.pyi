@@ -439,6 +439,8 @@ class ReplicaAck(_message.Message):
     ANSWERS_BOOT_MS_FIELD_NUMBER: _builtins.int
     NO_ELECTION_MS_FIELD_NUMBER: _builtins.int
     LEAVING_FIELD_NUMBER: _builtins.int
+    SENT_MS_FIELD_NUMBER: _builtins.int
+    SENT_BOOT_MS_FIELD_NUMBER: _builtins.int
     appended_offset: _builtins.int
     """Everything below is in its page cache."""
     flushed_offset: _builtins.int
@@ -453,6 +455,12 @@ class ReplicaAck(_message.Message):
     """The follower is about to stop: the writer takes it out of the sets in the lease and then ends the stream. It goes on
     copying until then, and what it tells here is as true as ever.
     """
+    sent_ms: _builtins.int
+    """The follower's clock when it sent this, in milliseconds since 1970: the writer compares it with its own. Absent = of a follower of
+    the release before.
+    """
+    sent_boot_ms: _builtins.int
+    """The follower's CLOCK_BOOTTIME when it sent this, in milliseconds."""
     def __init__(
         self,
         *,
@@ -461,12 +469,21 @@ class ReplicaAck(_message.Message):
         answers_boot_ms: _builtins.int = ...,
         no_election_ms: _builtins.int = ...,
         leaving: _builtins.bool = ...,
+        sent_ms: _builtins.int | None = ...,
+        sent_boot_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_sent_boot_ms", b"_sent_boot_ms", "_sent_ms", b"_sent_ms", "sent_boot_ms", b"sent_boot_ms", "sent_ms", b"sent_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers_boot_ms", b"answers_boot_ms", "appended_offset", b"appended_offset", "flushed_offset", b"flushed_offset", "leaving", b"leaving", "no_election_ms", b"no_election_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sent_boot_ms", b"_sent_boot_ms", "_sent_ms", b"_sent_ms", "answers_boot_ms", b"answers_boot_ms", "appended_offset", b"appended_offset", "flushed_offset", b"flushed_offset", "leaving", b"leaving", "no_election_ms", b"no_election_ms", "sent_boot_ms", b"sent_boot_ms", "sent_ms", b"sent_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__sent_boot_ms: _TypeAlias = _typing.Literal["sent_boot_ms"]  # noqa: Y015
+    _WhichOneofArgType__sent_boot_ms: _TypeAlias = _typing.Literal["_sent_boot_ms", b"_sent_boot_ms"]  # noqa: Y015
+    _WhichOneofReturnType__sent_ms: _TypeAlias = _typing.Literal["sent_ms"]  # noqa: Y015
+    _WhichOneofArgType__sent_ms: _TypeAlias = _typing.Literal["_sent_ms", b"_sent_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__sent_boot_ms) -> _WhichOneofReturnType__sent_boot_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__sent_ms) -> _WhichOneofReturnType__sent_ms | None: ...
 
 Global___ReplicaAck: _TypeAlias = ReplicaAck  # noqa: Y015
 
@@ -514,6 +531,7 @@ class WriterHello(_message.Message):
     START_OFFSET_FIELD_NUMBER: _builtins.int
     LOG_FILE_BYTES_FIELD_NUMBER: _builtins.int
     NO_ELECTION_MS_FIELD_NUMBER: _builtins.int
+    MEMBER_ID_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """Version of this protocol, 3."""
     format_version: _builtins.int
@@ -524,6 +542,8 @@ class WriterHello(_message.Message):
     """Size of a commit log file, which members of a group share."""
     no_election_ms: _builtins.int
     """How long a follower is to promise not to take the lease, with each acknowledgement."""
+    member_id: _builtins.int
+    """The writer's number within its group. Absent = of a writer of the release before."""
     @_builtins.property
     def epochs(self) -> _containers.RepeatedCompositeFieldContainer[Global___EpochStart]:
         """The writer's epochs, oldest first; the last is its own."""
@@ -537,12 +557,15 @@ class WriterHello(_message.Message):
         start_offset: _builtins.int = ...,
         log_file_bytes: _builtins.int = ...,
         no_election_ms: _builtins.int = ...,
+        member_id: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_member_id", b"_member_id", "member_id", b"member_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epochs", b"epochs", "format_version", b"format_version", "log_file_bytes", b"log_file_bytes", "no_election_ms", b"no_election_ms", "protocol_version", b"protocol_version", "start_offset", b"start_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_member_id", b"_member_id", "epochs", b"epochs", "format_version", b"format_version", "log_file_bytes", b"log_file_bytes", "member_id", b"member_id", "no_election_ms", b"no_election_ms", "protocol_version", b"protocol_version", "start_offset", b"start_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__member_id: _TypeAlias = _typing.Literal["member_id"]  # noqa: Y015
+    _WhichOneofArgType__member_id: _TypeAlias = _typing.Literal["_member_id", b"_member_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__member_id) -> _WhichOneofReturnType__member_id | None: ...
 
 Global___WriterHello: _TypeAlias = WriterHello  # noqa: Y015
 
@@ -563,6 +586,7 @@ class LogChunk(_message.Message):
     VISIBLE_REPLICATED_FLUSHED_OFFSET_FIELD_NUMBER: _builtins.int
     FLUSH_TO_OFFSET_FIELD_NUMBER: _builtins.int
     SENT_BOOT_MS_FIELD_NUMBER: _builtins.int
+    ANSWERS_BOOT_MS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The writer's epoch; a follower refuses an older one than it knows."""
     offset: _builtins.int
@@ -587,6 +611,10 @@ class LogChunk(_message.Message):
     """Up to here a message waits for the follower's disk: it is to sync at once."""
     sent_boot_ms: _builtins.int
     """The writer's CLOCK_BOOTTIME when it sent this, in milliseconds."""
+    answers_boot_ms: _builtins.int
+    """`sent_boot_ms` of the follower's newest acknowledgement, and the time since it came: `sent_ms` was read after that. The follower
+    compares the clocks by it. Absent = none has come, or of a writer of the release before.
+    """
     def __init__(
         self,
         *,
@@ -601,12 +629,15 @@ class LogChunk(_message.Message):
         visible_replicated_flushed_offset: _builtins.int = ...,
         flush_to_offset: _builtins.int = ...,
         sent_boot_ms: _builtins.int = ...,
+        answers_boot_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_answers_boot_ms", b"_answers_boot_ms", "answers_boot_ms", b"answers_boot_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "data_crc32", b"data_crc32", "epoch", b"epoch", "flush_to_offset", b"flush_to_offset", "offset", b"offset", "sent_boot_ms", b"sent_boot_ms", "sent_ms", b"sent_ms", "visible_flushed_offset", b"visible_flushed_offset", "visible_replicated_flushed_offset", b"visible_replicated_flushed_offset", "visible_replicated_offset", b"visible_replicated_offset", "writer_end_offset", b"writer_end_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_answers_boot_ms", b"_answers_boot_ms", "answers_boot_ms", b"answers_boot_ms", "data", b"data", "data_crc32", b"data_crc32", "epoch", b"epoch", "flush_to_offset", b"flush_to_offset", "offset", b"offset", "sent_boot_ms", b"sent_boot_ms", "sent_ms", b"sent_ms", "visible_flushed_offset", b"visible_flushed_offset", "visible_replicated_flushed_offset", b"visible_replicated_flushed_offset", "visible_replicated_offset", b"visible_replicated_offset", "writer_end_offset", b"writer_end_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__answers_boot_ms: _TypeAlias = _typing.Literal["answers_boot_ms"]  # noqa: Y015
+    _WhichOneofArgType__answers_boot_ms: _TypeAlias = _typing.Literal["_answers_boot_ms", b"_answers_boot_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__answers_boot_ms) -> _WhichOneofReturnType__answers_boot_ms | None: ...
 
 Global___LogChunk: _TypeAlias = LogChunk  # noqa: Y015
 
@@ -644,6 +675,8 @@ class DescribeReplicaResponse(_message.Message):
     WRITER_STATUS_FIELD_NUMBER: _builtins.int
     LEASE_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
+    CLOCK_SKEW_MS_FIELD_NUMBER: _builtins.int
+    CLOCK_IS_OFF_FIELD_NUMBER: _builtins.int
     broker_group: _builtins.str
     """Broker group name."""
     member_id: _builtins.int
@@ -660,6 +693,10 @@ class DescribeReplicaResponse(_message.Message):
     """End of its log."""
     role: _common_pb2.MemberRole.ValueType
     """What it does."""
+    clock_skew_ms: _builtins.int
+    """How far the clock of its machine is ahead of what most clocks of the cluster show, in milliseconds. Absent = it knows no other."""
+    clock_is_off: _builtins.bool
+    """That is more than it may be (option `clock_skew_s_max`)."""
     @_builtins.property
     def writer_status(self) -> Global___WriterStatus:
         """Of the writer; absent of others, and where there is no lease."""
@@ -686,12 +723,16 @@ class DescribeReplicaResponse(_message.Message):
         writer_status: Global___WriterStatus | None = ...,
         lease: Global___LeaseRecord | None = ...,
         peers: _abc.Iterable[_builtins.int] | None = ...,
+        clock_skew_ms: _builtins.int | None = ...,
+        clock_is_off: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "writer_status", b"writer_status"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_clock_skew_ms", b"_clock_skew_ms", "clock_skew_ms", b"clock_skew_ms", "lease", b"lease", "writer_status", b"writer_status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "epoch", b"epoch", "former_store_id", b"former_store_id", "lease", b"lease", "log_end_offset", b"log_end_offset", "log_min_offset", b"log_min_offset", "member_id", b"member_id", "peers", b"peers", "role", b"role", "store_id", b"store_id", "writer_status", b"writer_status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_clock_skew_ms", b"_clock_skew_ms", "broker_group", b"broker_group", "clock_is_off", b"clock_is_off", "clock_skew_ms", b"clock_skew_ms", "epoch", b"epoch", "former_store_id", b"former_store_id", "lease", b"lease", "log_end_offset", b"log_end_offset", "log_min_offset", b"log_min_offset", "member_id", b"member_id", "peers", b"peers", "role", b"role", "store_id", b"store_id", "writer_status", b"writer_status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__clock_skew_ms: _TypeAlias = _typing.Literal["clock_skew_ms"]  # noqa: Y015
+    _WhichOneofArgType__clock_skew_ms: _TypeAlias = _typing.Literal["_clock_skew_ms", b"_clock_skew_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__clock_skew_ms) -> _WhichOneofReturnType__clock_skew_ms | None: ...
 
 Global___DescribeReplicaResponse: _TypeAlias = DescribeReplicaResponse  # noqa: Y015
 

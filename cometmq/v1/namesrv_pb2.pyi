@@ -142,6 +142,9 @@ class RegisterMemberResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WRITER_FIELD_NUMBER: _builtins.int
+    NOW_MS_FIELD_NUMBER: _builtins.int
+    now_ms: _builtins.int
+    """The name server's clock, in milliseconds since 1970: members compare it with theirs. Absent = of the release before."""
     @_builtins.property
     def writer(self) -> Global___Member:
         """The group's live writer; absent when none is registered."""
@@ -150,13 +153,19 @@ class RegisterMemberResponse(_message.Message):
         self,
         *,
         writer: Global___Member | None = ...,
+        now_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_writer", b"_writer", "writer", b"writer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_now_ms", b"_now_ms", "_writer", b"_writer", "now_ms", b"now_ms", "writer", b"writer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_writer", b"_writer", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_now_ms", b"_now_ms", "_writer", b"_writer", "now_ms", b"now_ms", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__now_ms: _TypeAlias = _typing.Literal["now_ms"]  # noqa: Y015
+    _WhichOneofArgType__now_ms: _TypeAlias = _typing.Literal["_now_ms", b"_now_ms"]  # noqa: Y015
     _WhichOneofReturnType__writer: _TypeAlias = _typing.Literal["writer"]  # noqa: Y015
     _WhichOneofArgType__writer: _TypeAlias = _typing.Literal["_writer", b"_writer"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__now_ms) -> _WhichOneofReturnType__now_ms | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__writer) -> _WhichOneofReturnType__writer | None: ...
 
 Global___RegisterMemberResponse: _TypeAlias = RegisterMemberResponse  # noqa: Y015

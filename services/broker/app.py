@@ -157,6 +157,7 @@ class _Parts:
             config.register_namesrv_period / 1000,
             secret=context.ports.secret,
             overtaken=self._overtaken,
+            clocks=context.clocks,
         )
         followers, demands = FollowerTable(), StateDemands(opened.state.topics)
         in_sync = InSyncSet(followers, holder, demands, policy_of(config), context.clock)

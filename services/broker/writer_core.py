@@ -80,7 +80,7 @@ class WriterCore:
             self._system_topic_made,
         )
         relays = RelayWriter(self.storage, opened.state.topics, host, metrics)
-        self.time = time = BelievedTime(clock, metrics, opened.stored_ms)
+        self.time = time = BelievedTime(clock, metrics, opened.stored_ms, context.clocks)
         opened.store.stamp_by(time)
         self.schedule = ScheduleService(self.storage, self.keeper, relays, metrics, clock, time)
         self.timers = TimerService(

@@ -123,6 +123,7 @@ def _replica_status(
         epochs=tuple(store.epochs),
         counted_in=state.generations.last_fork,
         shown=storage.watermarks.shown,
+        clock_is_off=context.clocks.is_off,
     )
 
 
@@ -147,7 +148,11 @@ class _Parts:
         self.seconds = opened.seconds
         register_s = config.register_namesrv_period / 1000
         self.registrar = Registrar(
-            config.namesrv, self._registration, register_s, secret=context.ports.secret
+            config.namesrv,
+            self._registration,
+            register_s,
+            secret=context.ports.secret,
+            clocks=context.clocks,
         )
         self._storage = storage
         self._core = core = MemberCore(context, storage, opened.state.state, copy=True)
@@ -158,7 +163,9 @@ class _Parts:
             config.mapped_file_size_commit_log,
             context.ports.secret,
         )
-        self.following = following = Following(storage, follower, elector.promise, context.clock)
+        self.following = following = Following(
+            storage, follower, elector.promise, context.clock, context.clocks
+        )
         selector = ReplicaSelector(
             config.slave_read_enable,
             config.access_message_in_memory_max_ratio,

@@ -119,6 +119,11 @@ class Elector:
             before = reading.record
             assert before is None or step.record.epoch >= before.epoch, "no epoch returns"
             log.info("takes the lease", extra=fields(reason=step.record.reason))
+            if self._status(0.0, False).clock_is_off:
+                log.warning(
+                    "this member's clock is off, and no other member has taken the lease",
+                    extra=fields(advice="correct the clock, then: cometmq broker step-down"),
+                )
             await self._lease.write(step.record, reading.version)
             return step.done
         except LeaseConflict:

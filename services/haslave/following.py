@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 from cometmq.clock import Clock
 from cometmq.errors import CometError, PeerUnavailable, ReplicationBroken, VersionUnsupported
+from cometmq.member.clocks import Clocks, member_name
 from cometmq.member.state.follower import FollowerStorage
 from cometmq.native import crc32
 from cometmq.replication.follower import (
@@ -83,8 +84,11 @@ class Following:
         follower: Follower,
         promise: Callable[[int], int],
         clock: Clock,
+        clocks: Clocks | None = None,
     ) -> None:
-        """``promise(ms)``: see :meth:`services.haslave.elector.Elector.promise`."""
+        """``promise(ms)``: see :meth:`services.haslave.elector.Elector.promise`. ``clocks``
+        compares the writer's clock with this machine's.
+        """
         self.refusals = Refusals()  # of what a writer sent
         self.bytes_copied = 0
         self.behind_bytes = 0  # as of the newest frame
@@ -100,6 +104,8 @@ class Following:
         self._answers_ms = 0  # of the newest frame that was taken
         self._taken = asyncio.Event()  # such a frame
         self._clock = clock
+        self._clocks = clocks
+        self._writer_clock = ""  # its name; empty: the writer does not say
         self._in_step_s = clock.monotonic_s()
         self._address = ""
         self._missed: tuple[str, type[CometError]] | None = None  # what was logged last
@@ -182,6 +188,8 @@ class Following:
         assert not self.connected, "one stream at a time"
         self._promise_ms = answer.hello.no_election_ms
         self._answers_ms = 0
+        is_named = answer.hello.HasField("member_id")
+        self._writer_clock = member_name(answer.hello.member_id) if is_named else ""
         start = answer.hello.start_offset
         match plan(view, start):
             case Plan.CUT:
@@ -251,6 +259,8 @@ class Following:
             await stop_all([acking])
 
     async def _take(self, chunk: member_pb2.LogChunk) -> None:
+        if self._clocks is not None and self._writer_clock and chunk.HasField("answers_boot_ms"):
+            self._clocks.note(self._writer_clock, chunk.answers_boot_ms, chunk.sent_ms)
         data = chunk.data  # each time it is asked for it is copied
         self._check_chunk(chunk, data)
         if data:
@@ -301,6 +311,8 @@ class Following:
                         answers_boot_ms=sent_ms,
                         no_election_ms=self._promise(self._promise_ms),
                         leaving=sent[2],
+                        sent_ms=self._clock.wall_ms(),
+                        sent_boot_ms=int(self._clock.boottime_s() * 1000),
                     )
                     with suppress(asyncio.InvalidStateError):  # reading raises why it has ended
                         await call.write(member_pb2.ReplicateRequest(ack=ack))

@@ -30,6 +30,7 @@ class FollowerServicer(MemberServicer):
         super().__init__(context, core, groups, pull)
         self._identity = context.identity
         self._config = context.config
+        self._clocks = context.clocks
         self._elector = elector
 
     async def Replicate(  # type: ignore[override]  # never answers
@@ -47,7 +48,9 @@ class FollowerServicer(MemberServicer):
     ) -> member_pb2.DescribeReplicaResponse:
         role = common_pb2.MEMBER_ROLE_FOLLOWER
         lease = self._elector.record
-        return replica_status_of(self._identity, self._config, self._store, role, lease)
+        return replica_status_of(
+            self._identity, self._config, self._store, role, lease, self._clocks
+        )
 
     async def Elect(
         self, request: member_pb2.ElectRequest, context: Context

@@ -61,7 +61,7 @@ class NameServicer(namesrv_pb2_grpc.NameServiceServicer):
             store_id=request.store_id,
         )
         known = convert.member_to_proto(writer) if writer else None
-        return pb.RegisterMemberResponse(writer=known)
+        return pb.RegisterMemberResponse(writer=known, now_ms=self._clock.wall_ms())
 
     async def UnregisterMember(
         self, request: pb.UnregisterMemberRequest, context: Context

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from cometmq.errors import CometError
+from cometmq.member.clocks import Clocks
 from cometmq.member.config import MemberConfig
 from cometmq.member.hosts import BrokerIdentity
 from cometmq.model import EPOCH_MAX
@@ -30,8 +31,9 @@ def replica_status_of(
     store: BaseStore,
     role: common_pb2.MemberRole.ValueType,
     lease: LeaseRecord | None,
+    clocks: Clocks | None = None,
 ) -> member_pb2.DescribeReplicaResponse:
-    """What a member says of its replica, and of ``lease`` as it knows it."""
+    """What a member says of its replica and its clock, and of ``lease`` as it knows it."""
     assert store.min_offset <= store.appended_offset
     others = config.peer_addresses()
     return member_pb2.DescribeReplicaResponse(
@@ -45,6 +47,8 @@ def replica_status_of(
         role=role,
         lease=None if lease is None else _view_of(lease),
         peers=() if others is None else sorted({config.member_id, *others}),
+        clock_skew_ms=None if clocks is None else clocks.skew_ms,
+        clock_is_off=clocks is not None and clocks.is_off,
     )
 
 

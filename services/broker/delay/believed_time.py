@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from cometmq.clock import Clock
+from cometmq.member.clocks import Clocks
 from cometmq.member.metrics import MemberMetrics
 from cometmq.messaging.believed_clock import BelievedClock
 from cometmq.telemetry import fields
@@ -14,11 +15,20 @@ log = logging.getLogger(__name__)
 
 class BelievedTime:
     """A :class:`~cometmq.clock.Clock` whose wall clock is the believed one. Belongs to the event
-    loop. ``stored_ms``: when the newest record of the log was stored; 0: there is none.
+    loop. ``stored_ms``: when the newest record of the log was stored; 0: there is none. ``clocks``:
+    what other clocks show, in place of this machine's while it is off.
     """
 
-    def __init__(self, clock: Clock, metrics: MemberMetrics, stored_ms: int) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        metrics: MemberMetrics,
+        stored_ms: int,
+        clocks: Clocks | None = None,
+    ) -> None:
         self._clock = clock
+        self._clocks = clocks
+        self._stored_ms = stored_ms
         self._metrics = metrics
         self._believed = BelievedClock(stored_ms)
         self._jumps = (0, 0)  # that the metrics know
@@ -48,7 +58,8 @@ class BelievedTime:
 
     def _look(self) -> None:
         believed, wall_ms = self._believed, self._clock.wall_ms()
-        believed.look(wall_ms, self._boot_ms())
+        time_ms = wall_ms if self._clocks is None else self._clocks.time_ms(self._stored_ms)
+        believed.look(time_ms, self._boot_ms())
         jumps = believed.forward_count, believed.back_count
         if jumps != self._jumps:
             log.error("the wall clock has jumped", extra=fields(forward=jumps[0], back=jumps[1]))

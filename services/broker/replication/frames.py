@@ -16,8 +16,10 @@ _CHUNK = tag(member_pb2.ReplicateResponse.CHUNK_FIELD_NUMBER)
 _DATA = tag(member_pb2.LogChunk.DATA_FIELD_NUMBER)
 
 
-def pack(frame: Frame, epoch: int, sent_ms: int) -> bytes:
-    """A ``ReplicateResponse`` with a ``LogChunk``, serialized."""
+def pack(frame: Frame, epoch: int, sent_ms: int, answers_boot_ms: int | None = None) -> bytes:
+    """A ``ReplicateResponse`` with a ``LogChunk``, serialized. ``answers_boot_ms`` None: the
+    follower has not said its own.
+    """
     data = frame.data
     assert frame.offset + len(data) <= frame.writer_end, frame.offset
     head = member_pb2.LogChunk(
@@ -31,5 +33,6 @@ def pack(frame: Frame, epoch: int, sent_ms: int) -> bytes:
         flush_to_offset=frame.flush_to,
         sent_boot_ms=frame.sent_boot_ms,
         sent_ms=sent_ms,
+        answers_boot_ms=answers_boot_ms,
     ).SerializeToString()
     return field(_CHUNK, head, _DATA, varint(len(data)), data)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cometmq.errors import BrokerDraining, NoFollower
+from cometmq.member.clocks import Clocks
 from cometmq.member.lease.lease_holder import DEPOSED, Deposed, LeaseHolder
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
@@ -45,12 +46,14 @@ class HandOver:
         replicas: Replicas,
         holder: LeaseHolder | None,
         ended: Callable[[str], None],
+        clocks: Clocks | None = None,
     ) -> None:
         self._storage = storage
         self._keeper = keeper
         self._replicas = replicas
         self._holder = holder
         self._ended = ended
+        self._clocks = clocks
         self._shielded = ShieldedTasks()
 
     async def step_down(self, member_id: int | None) -> HandedOver:
@@ -64,7 +67,9 @@ class HandOver:
         if self._holder is None:
             raise NoFollower("this broker has no followers: it has no lease to hand over")
         end = self._storage.store.appended_offset
-        follower = choose_successor(self._answering(), member_id, end)
+        follower = choose_successor(self._answering(), member_id, end, self._off_clocks())
+        if follower.member_id in self._off_clocks():
+            log.warning("hands over to a member whose clock is off: no other can take over")
         # These are the last committed offsets: a sealed storage refuses commits.
         self._keeper.write_offsets()
         assert not self._storage.sealed, "one hand-over at a time"
@@ -92,6 +97,12 @@ class HandOver:
         since_s = self._replicas.clock.boottime_s() - SILENCE_S_MAX
         found = self._replicas.connected()
         return [one for one in found if one.heard_s is None or one.heard_s >= since_s]
+
+    def _off_clocks(self) -> list[int]:
+        if self._clocks is None:
+            return []
+        connected = [replica.member_id for replica in self._replicas.connected()]
+        return [member_id for member_id in connected if self._clocks.is_other_off(member_id)]
 
     async def _wait_for(self, follower: Replica, end: int) -> None:
         try:

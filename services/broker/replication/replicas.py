@@ -198,6 +198,8 @@ class Sender:
         self._replicas = replicas
         self._pin = pin  # what was not sent yet is wanted
         self._let_go = False
+        # Of its newest acknowledgement: its CLOCK_BOOTTIME, and ours when it came, in ms.
+        self._ack_boot_ms: tuple[int, int] | None = None
         # the positions that were sent last: what is visible, and how far to sync
         self._sent_marks: tuple[HighWatermarks, int] | None = None
         self._sent_s = 0.0
@@ -214,6 +216,17 @@ class Sender:
         self.wake.set()
         replicas.storage.settle()
         replicas.changed.notify()
+
+    def came(self, sent_boot_ms: int, now_ms: int) -> None:
+        """An acknowledgement that was sent then, by the follower's CLOCK_BOOTTIME, comes now."""
+        self._ack_boot_ms = sent_boot_ms, now_ms
+
+    def answers_boot_ms(self, now_ms: int) -> int | None:
+        """The follower's CLOCK_BOOTTIME is later than this; None: it has not said."""
+        if self._ack_boot_ms is None:
+            return None
+        sent_boot_ms, came_ms = self._ack_boot_ms
+        return sent_boot_ms + now_ms - came_ms
 
     @property
     def has_let_go(self) -> bool:

@@ -48,7 +48,7 @@ class Replication:
             storage, followers, CatchUpThrottle(config.copy_bytes_per_s), clock
         )
         self.in_sync = in_sync
-        self.hand_over = HandOver(storage, keeper, self.replicas, holder, ended)
+        self.hand_over = HandOver(storage, keeper, self.replicas, holder, ended, context.clocks)
         self.collector = ReplicationCollector(self.replicas, self.in_sync, holder)
 
     def background(self) -> list[Coroutine[Any, Any, None]]:

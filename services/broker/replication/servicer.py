@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 
 from cometmq.errors import InvalidRequest, NotFollower
+from cometmq.member.clocks import member_name
 from cometmq.member.context import MemberContext, MemberCore
 from cometmq.member.lease.peers import replica_status_of
 from cometmq.member.read.group_progress import GroupReads
@@ -45,6 +46,7 @@ class ReplicationServicer(MemberServicer):
     ) -> None:
         super().__init__(context, core, groups, pull)
         config, identity = context.config, context.identity
+        self._clocks = context.clocks
         self._replicas = replicas
         self._in_sync = in_sync
         self._hand_over = hand_over
@@ -84,7 +86,8 @@ class ReplicationServicer(MemberServicer):
                 draining = tasks.create_task(self._gate.when_draining(self._gate.check))
                 while (frame := await sender.next_frame()) is not None:
                     now_ms = self._replicas.clock.wall_ms()
-                    await context.write(pack(frame, self._store.epoch, now_ms))
+                    answers_ms = sender.answers_boot_ms(self._clocks.boot_ms())
+                    await context.write(pack(frame, self._store.epoch, now_ms, answers_ms))
                 if not sender.has_let_go:
                     raise InvalidRequest("member_id: another stream of this member has come")
                 reading.cancel()
@@ -101,6 +104,7 @@ class ReplicationServicer(MemberServicer):
                 if request.WhichOneof("kind") != "ack":
                     raise InvalidRequest("ack: nothing else may come after the hello")
             ack = request.ack
+            self._compare_clocks(sender, ack)
             sender.acked(
                 Ack(
                     ack.appended_offset,
@@ -110,6 +114,12 @@ class ReplicationServicer(MemberServicer):
                     ack.leaving,
                 )
             )
+
+    def _compare_clocks(self, sender: Sender, ack: member_pb2.ReplicaAck) -> None:
+        if ack.HasField("sent_ms") and ack.answers_boot_ms:
+            name = member_name(sender.replica.member_id)
+            self._clocks.note(name, ack.answers_boot_ms, ack.sent_ms)
+            sender.came(ack.sent_boot_ms, self._clocks.boot_ms())
 
     def _checked(self, hello: member_pb2.FollowerHello, replica_id: ReplicaId) -> LogView:
         versions = (hello.protocol_version, hello.format_version)
@@ -135,6 +145,7 @@ class ReplicationServicer(MemberServicer):
             start_offset=start,
             log_file_bytes=self._log_file_bytes,
             no_election_ms=self._promise_ms,
+            member_id=self._config.member_id,
         )
 
     async def StepDown(
@@ -149,7 +160,9 @@ class ReplicationServicer(MemberServicer):
     ) -> member_pb2.DescribeReplicaResponse:
         role = common_pb2.MEMBER_ROLE_WRITER
         lease = self._in_sync.record
-        status = replica_status_of(self._identity, self._config, self._store, role, lease)
+        status = replica_status_of(
+            self._identity, self._config, self._store, role, lease, self._clocks
+        )
         if (writer_status := self._in_sync.writer_status()) is not None:
             status.writer_status.CopyFrom(writer_status)
         return status
