@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from cometmq.admin.views import GroupStatusView
@@ -10,6 +10,7 @@ from cometmq.errors import CometError
 from cometmq.v1 import common_pb2, member_pb2, namesrv_pb2
 
 NO_WRITER = "docs/runbooks.md#cometmqgroupwithoutwriter"
+CLOCK_SKEW = "docs/runbooks.md#cometmqclockskew"
 ReplicaStatuses = Mapping[int, member_pb2.DescribeReplicaResponse]
 
 
@@ -73,7 +74,8 @@ def view_of(observed: GroupObservation) -> GroupStatusView:
     """The view of a group: its writer, its in-sync set, what is wrong and what to do."""
     status, advice = _judged(observed)
     members, writer, lease = observed.members, observed.writer, observed.lease
-    problems = {n: _problem(observed, n) for n in sorted({*members, *observed.missing})}
+    numbers = sorted({*members, *observed.missing})
+    problems = [(n, problem) for n in numbers for problem in _problems(observed, n)]
     view = GroupStatusView(
         broker_group=observed.group,
         status=status,
@@ -83,7 +85,7 @@ def view_of(observed: GroupObservation) -> GroupStatusView:
         members=members,
         missing=observed.missing,
         silent=[number for number in members if number not in observed.statuses],
-        troubles=[f"member {number} {problem}" for number, problem in problems.items() if problem],
+        troubles=[f"member {number} {problem}" for number, problem in problems],
         advice=advice,
     )
     if lease is not None:
@@ -107,6 +109,18 @@ def view_of(observed: GroupObservation) -> GroupStatusView:
 
 def _numbers(replica_ids: Iterable[member_pb2.ReplicaId]) -> list[int]:
     return [replica_id.member_id for replica_id in replica_ids]
+
+
+def _problems(observed: GroupObservation, number: int) -> Iterator[str]:
+    if problem := _problem(observed, number):
+        yield problem
+    status = observed.statuses.get(number)
+    if status is not None and status.clock_is_off:
+        way = "ahead of" if status.clock_skew_ms > 0 else "behind"
+        yield (
+            f"has a clock {abs(status.clock_skew_ms) / 1000:,.1f} s {way} what most clocks show: "
+            f"{CLOCK_SKEW}"
+        )
 
 
 def _problem(observed: GroupObservation, number: int) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from unittest import mock
 
 import grpc
 
+from cometmq.clock import Clock
 from cometmq.errors import StoreFailed
 from cometmq.member.app import FOLLOWER_MODULE, MemberApp
 from cometmq.member.config import MemberConfig
@@ -43,6 +44,7 @@ class LiveMember:
 
     def __init__(self, config: MemberConfig) -> None:
         self.config = config
+        self.clock: Clock | None = None  # of its machine; None: the right one
         self.changes: list[RoleChange] = []
         self.store: BaseStore | None = None
         self.role = ""
@@ -76,7 +78,7 @@ class LiveMember:
         while True:
             ports = await bound(self.config, rebinding=self._internal_address != "")
             try:
-                app = APPS[module](self.config, ports, before=before)
+                app = APPS[module](self.config, ports, before=before, clock=self.clock)
                 before = await self._play(app, ports.clients.address, ports.internal.address)
             finally:
                 self.role = ""
@@ -266,9 +268,19 @@ def validated() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def live_group(directory: Path, members: int = 2, **options: Any) -> AsyncIterator[LiveGroup]:
-    """A group whose member 0 writes, the others follow."""
+async def live_group(
+    directory: Path,
+    members: int = 2,
+    *,
+    clocks: Mapping[int, Clock] | None = None,
+    **options: Any,
+) -> AsyncIterator[LiveGroup]:
+    """A group whose member 0 writes, the others follow. ``clocks``: of members that have another
+    than the machine's.
+    """
     group = LiveGroup(directory, **options)
+    for member_id, clock in (clocks or {}).items():
+        group[member_id].clock = clock
 
     def keep(opened: Any) -> Any:
         for member in group._members.values():

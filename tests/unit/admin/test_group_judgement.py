@@ -218,6 +218,24 @@ def test_who_refuses_to_tell_is_named_with_the_reason() -> None:
     assert found.troubles == ["member 1 refuses to answer: UNAUTHENTICATED, another secret"]
 
 
+def test_whose_clock_is_off_is_named() -> None:
+    fast, slow = replica_status(1), replica_status(2)
+    fast.clock_skew_ms, fast.clock_is_off = 600_000, True
+    slow.clock_skew_ms, slow.clock_is_off = -2_500, True
+    writer = replica_status(0, writer_status=HEALTHY)
+    writer.clock_skew_ms = 1_000
+    found = view(writer, fast, slow, registered=(0, 1))
+    assert found.troubles == [
+        "member 1 has a clock 600.0 s ahead of what most clocks show: "
+        "docs/runbooks.md#cometmqclockskew",
+    ]
+    assert (
+        view(writer, slow, registered=(0, 2))
+        .troubles[-1]
+        .startswith("member 2 has a clock 2.5 s behind what")
+    )
+
+
 # --- without a writer -----------------------------------------------------------------------------
 
 

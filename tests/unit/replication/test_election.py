@@ -6,6 +6,7 @@ import pytest
 
 from cometmq.replication.election import (
     LAGGARD_WAIT_S,
+    OFF_CLOCK_DURATIONS,
     OPENING_DURATIONS,
     Answers,
     Ask,
@@ -97,6 +98,17 @@ def test_a_holder_that_comes_back_says_so_before_it_opens() -> None:
 
 
 # --- the holder falls silent ----------------------------------------------------------------------
+
+
+def test_a_member_whose_clock_is_off_leaves_the_lease_to_others_but_not_for_ever() -> None:
+    off = status(1, clock_is_off=True)
+    assert {one.member_id for one in SHARED.electable} == {0, 1, 2}
+    assert reason(after(SHARED, off, DURATION_S)) is None
+    assert reason(after(SHARED, off, (1 + OFF_CLOCK_DURATIONS) * DURATION_S)) is Reason.FAILOVER
+    alone = replace(SHARED, electable=SHARED.in_sync)
+    assert {one.member_id for one in alone.electable} == {0, 1}
+    assert reason(after(alone, off, DURATION_S)) is Reason.FAILOVER, "no other can"
+    assert reason(after(SHARED, status(0, clock_is_off=True), 0.0)) is Reason.RESTART
 
 
 @pytest.mark.parametrize(

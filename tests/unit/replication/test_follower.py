@@ -260,6 +260,15 @@ def test_the_successor_is_who_has_come_furthest_or_who_was_named() -> None:
     assert choose_successor([replica(2, 5, 5), replica(1, 5, 5)], None, 5).member_id == 1
 
 
+def test_a_member_whose_clock_is_off_takes_over_when_no_other_can() -> None:
+    near, far = replica(1, 100, 100), replica(2, 100, 90)
+    assert choose_successor([near, far], None, 100, {1}) is far
+    assert choose_successor([near, far], None, 100, {1, 2}) is near
+    assert choose_successor([near, far], 1, 100, {1}) is near, "an operator has named it"
+    end = 100 + HANDOVER_BEHIND_BYTES_MAX
+    assert choose_successor([near, replica(2, 90, 90)], None, end, {1}) is near
+
+
 @pytest.mark.parametrize("wanted", [None, 1])
 def test_a_leaving_follower_takes_nothing_over(wanted: int | None) -> None:
     leaving = replica(1, 100, 100)
