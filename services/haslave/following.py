@@ -188,9 +188,9 @@ class Following:
         assert not self.connected, "one stream at a time"
         self._promise_ms = answer.hello.no_election_ms
         self._answers_ms = 0
+        start = answer.hello.start_offset
         is_named = answer.hello.HasField("member_id")
         self._writer_clock = member_name(answer.hello.member_id) if is_named else ""
-        start = answer.hello.start_offset
         match plan(view, start):
             case Plan.CUT:
                 raise CutNeeded(start, whole=False)
