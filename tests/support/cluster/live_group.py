@@ -268,18 +268,13 @@ def validated() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def live_group(
-    directory: Path,
-    members: int = 2,
-    *,
-    clocks: Mapping[int, Clock] | None = None,
-    **options: Any,
-) -> AsyncIterator[LiveGroup]:
-    """A group whose member 0 writes, the others follow. ``clocks``: of members that have another
-    than the machine's.
+async def live_group(directory: Path, members: int = 2, **options: Any) -> AsyncIterator[LiveGroup]:
+    """A group whose member 0 writes, the others follow. ``clocks`` is not among the options but
+    taken all the same: of members that have another than the machine's.
     """
+    clocks: Mapping[int, Clock] = options.pop("clocks", {})
     group = LiveGroup(directory, **options)
-    for member_id, clock in (clocks or {}).items():
+    for member_id, clock in clocks.items():
         group[member_id].clock = clock
 
     def keep(opened: Any) -> Any:
