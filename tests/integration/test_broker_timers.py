@@ -31,7 +31,7 @@ from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
 from tests.support.cluster.broker import (
     BrokerClient,
-    LaterClock,
+    WrongClock,
     encoded,
     refusal,
     running_broker,
@@ -114,16 +114,16 @@ async def test_messages_of_sdk_and_stub_come_at_their_time_in_its_order(tmp_path
 
 async def test_a_jump_of_the_clock_makes_nothing_early_or_late(tmp_path: Path) -> None:
     """Also after it: delays do not count from the time that was stored meanwhile."""
-    clock = LaterClock()
+    clock = WrongClock()
     async with running_broker(tmp_path, clock=clock) as broker:
         await broker.put_topic("T", 1)
         far = [outgoing(b"far", delay_ms=60_000), outgoing(b"far", deliver_at_ms=now_ms() + 60_000)]
         await broker.stub.Send(pb.SendRequest(messages=far))
-        clock.later_ms = 600_000
+        clock.wrong_ms = 600_000
         near = [outgoing(b"now"), outgoing(b"after", delay_ms=300)]
         await broker.stub.Send(pb.SendRequest(messages=near))
         await has(broker, 2)
-        clock.later_ms = 0
+        clock.wrong_ms = 0
         await broker.stub.Send(pb.SendRequest(messages=[outgoing(b"behind", delay_ms=200)]))
         await has(broker, 3)
         assert await broker.bodies("T", 0) == [b"now", b"after", b"behind"]

@@ -14,7 +14,7 @@ import pytest
 from cometmq.model import ReplicationMode
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import member_pb2
-from tests.support.cluster.broker import LaterClock, running_namesrv
+from tests.support.cluster.broker import WrongClock, running_namesrv
 from tests.support.cluster.live_group import LiveGroup, LiveMember, live_group
 from tests.support.cluster.pullhold import sample
 from tests.support.waiting import until, until_async
@@ -29,10 +29,8 @@ QUICK: dict[str, Any] = {
 }
 
 
-def wrong_by(seconds: float) -> LaterClock:
-    clock = LaterClock()
-    clock.later_ms = round(seconds * 1000)
-    return clock
+def wrong_by(seconds: int) -> WrongClock:
+    return WrongClock(seconds * 1000)
 
 
 async def knows_skew(member: LiveMember, seconds: float, other: int | None = None) -> None:

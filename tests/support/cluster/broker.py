@@ -334,13 +334,26 @@ def config_for(directory: Path, **options: Any) -> MemberConfig:
 
 
 class LaterClock(SystemClock):
-    """The machine's clock, but for what a test adds to the time of day."""
+    """The machine's clock, after the time that a test lets pass."""
 
     def __init__(self) -> None:
         self.later_ms = 0
 
     def wall_ms(self) -> int:
         return super().wall_ms() + self.later_ms
+
+    def boottime_s(self) -> float:
+        return super().boottime_s() + self.later_ms / 1000
+
+
+class WrongClock(SystemClock):
+    """The machine's clock, but for a time of day that is wrong."""
+
+    def __init__(self, wrong_ms: int = 0) -> None:
+        self.wrong_ms = wrong_ms
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + self.wrong_ms
 
 
 @asynccontextmanager
