@@ -27,6 +27,8 @@ PyObject *accelerator_stamp(PyObject *module, PyObject *arguments);
 PyObject *accelerator_scan(PyObject *module, PyObject *arguments);
 PyObject *accelerator_decode(PyObject *module, PyObject *arguments);
 PyObject *accelerator_choose(PyObject *module, PyObject *arguments);
+PyObject *accelerator_of_queue(PyObject *module, PyObject *arguments);
+PyObject *accelerator_at_places(PyObject *module, PyObject *arguments);
 PyObject *accelerator_match(PyObject *module, PyObject *arguments);
 PyObject *accelerator_encode(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *accelerator_encode_run(PyObject *module, PyObject *arguments);

@@ -277,6 +277,20 @@ class Accelerator(Protocol):
         first ``max_count`` wanted units names no record.
         """
 
+    def of_queue(
+        self, records: bytes, units: bytes, offset: int, topic: bytes, queue_id: int, /
+    ) -> int:
+        """Whether ``records`` are messages of a queue: ``cometmq.format.belonging.first_strange``.
+        ``units`` are the queue's from ``offset`` on. Returns where it stopped. ValueError unless
+        the units are whole.
+        """
+
+    def at_places(self, records: bytes, topic: bytes, places: array[int], /) -> int:
+        """As :meth:`of_queue`, of records in any order. ``places``, an ``array("q")``, has a queue
+        id and a queue offset for each. Returns the bytes of as many records; 0 when one is not at
+        its place.
+        """
+
     def match(self, records: bytes, at: int, code: bytes, texts: bytes, /) -> tuple[int, bytes]:
         """Which records from ``at`` on match an SQL filter: ``cometmq.filters.sql``.
 

@@ -35,6 +35,8 @@ static PyMethodDef methods[] = {
     {"scan", accelerator_scan, METH_VARARGS, NULL},
     {"decode", accelerator_decode, METH_VARARGS, NULL},
     {"choose", accelerator_choose, METH_VARARGS, NULL},
+    {"of_queue", accelerator_of_queue, METH_VARARGS, NULL},
+    {"at_places", accelerator_at_places, METH_VARARGS, NULL},
     {"match", accelerator_match, METH_VARARGS, NULL},
     {"encode", (PyCFunction)(void (*)(void))accelerator_encode, METH_FASTCALL, NULL},
     {"encode_run", accelerator_encode_run, METH_VARARGS, NULL},

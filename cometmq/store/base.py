@@ -15,6 +15,8 @@ from typing import TypeVar
 
 from cometmq.errors import MessageNotFound, StoreDamaged, StoreFailed
 from cometmq.format import queueunit, record
+from cometmq.format.belonging import first_strange
+from cometmq.model import QueueKey
 from cometmq.store import layout
 from cometmq.store.cleaner import Cleaner, store_time_ms
 from cometmq.store.index.indexer import Indexer
@@ -167,27 +169,33 @@ class BaseStore:
             self._dispatcher.is_damaged = True
             raise
 
-    def mend_units(self, topic: str, queue_id: int, offset: int) -> range:
+    def mend_units(self, topic: str, queue_id: int, offset: int) -> bool:
         """Write units of a queue again, around the damaged one at ``offset``, as the log has them;
-        at which queue offsets. What the log has lost too is marked, so reading it is StoreDamaged
-        for itself alone. Blocking: may read all of the log between two messages of the queue.
+        whether any was another one. What the log has lost too is marked, so reading it is
+        StoreDamaged for itself alone. Blocking: may read all of the log between two messages of the
+        queue, once: the same place is not looked at again.
 
         Raises StoreDamaged when their records may not be in files yet; StoreFailed, Shortage.
         """
         queue = self._dispatcher.find(topic, queue_id)
         if queue is None or not queue.min_offset <= offset < queue.file_end:
-            return range(offset, offset)
+            return False
+        if offset in queue.mended:
+            return False
         end = self.appended_offset
         found = mended(queue, self._log.segments, self.written_offset, offset)
         if not found.is_closed and self.written_offset < end:
             raise StoreDamaged(f"queue {queue_id} of {topic} is damaged at its end: try again")
-        if self._guarded(lambda: self._dispatcher.rewrite(queue, found.first, found.units)):
+        changed = self._guarded(lambda: self._dispatcher.rewrite(queue, found.first, found.units))
+        if changed:
             logger.error(
                 "queue %d of %s was damaged at message %d and is written again from the log; "
                 "lost: %d",
                 *(queue_id, topic, offset, found.lost_count),
             )
-        return range(found.first, found.first + len(found.units) // queueunit.UNIT_BYTES)
+        count = len(found.units) // queueunit.UNIT_BYTES
+        queue.mended = range(found.first, found.first + count)
+        return changed
 
     def read_records(self, spans: Sequence[Span], *, nowait: bool = False) -> bytes:
         """The records at ``spans`` (log offset, size), as units name them, joined; neighbours are
@@ -197,6 +205,31 @@ class BaseStore:
         and with ``nowait`` :class:`BlockingIOError`.
         """
         return self._log.read_records(spans, nowait=nowait)
+
+    def read_messages(
+        self,
+        queue: QueueKey,
+        offset: int,
+        units: bytes,
+        spans: Sequence[Span],
+        *,
+        nowait: bool = False,
+    ) -> bytes:
+        """As :meth:`read_records`, of messages of one queue: ``units`` are the queue's from
+        ``offset`` on, and ``spans`` what all or some of them name, in their order.
+
+        StoreDamaged too when a record is not the message that its unit says it is: the queue's
+        files are not those of the queue. :meth:`mend_units` writes them again.
+        """
+        found = self._log.read_records(spans, nowait=nowait)
+        strange = first_strange(found, units, offset, queue)
+        if strange is not None:
+            self._dispatcher.is_damaged = True
+            raise StoreDamaged(
+                f"the units of queue {queue[1]} of {queue[0]} from message {offset} on name "
+                "messages of another queue"
+            )
+        return found
 
     def read_record(self, log_offset: int, *, nowait: bool = False) -> bytes:
         """The whole record at ``log_offset``, which may be any number; MessageNotFound unless one
@@ -220,11 +253,11 @@ class BaseStore:
             raise MessageNotFound(f"no message starts at {log_offset} of the log")
         return chunk[: found.size]
 
-    def store_time_ms(self, log_offset: int) -> int:
+    def store_time_ms(self, log_offset: int, queue_id: int, queue_offset: int) -> int:
         """When the record at ``log_offset`` was stored, from its head alone. MessageNotFound unless
-        there seems to be one.
+        there seems to be one, of that place in a queue.
         """
-        return store_time_ms(self._log, log_offset)
+        return store_time_ms(self._log, log_offset, (queue_id, queue_offset))
 
     def read_chunk(self, offset: int, bytes_max: int, *, nowait: bool = False) -> Chunk | None:
         """The log from ``offset``, where a record starts: whole records of one file, at most

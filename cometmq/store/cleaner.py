@@ -30,6 +30,13 @@ OFFSET_AND_FLAG = struct.Struct(
     "q"  # PHYSICALOFFSET
     "i"  # SYSFLAG, which says how long the hosts are
 )
+PLACE_AT = record.LAYOUTS[0].offsets["queue_id"]
+PLACE = struct.Struct(
+    ">"
+    "i"  # QUEUEID
+    "4x"  # FLAG
+    "q"  # QUEUEOFFSET
+)
 STORE_TIME = struct.Struct(">q")
 STORE_TIME_AT = {flags: its.offsets["store_time_ms"] for flags, its in record.LAYOUTS.items()}
 
@@ -189,11 +196,15 @@ class Cleaner:
             queue.forget_while(is_older)
 
 
-def store_time_ms(log: CommitLog, log_offset: int) -> int:
-    """When the record at ``log_offset`` was stored. MessageNotFound: there seems to be none."""
+def store_time_ms(log: CommitLog, log_offset: int, place: tuple[int, int] | None = None) -> int:
+    """When the record at ``log_offset`` was stored. MessageNotFound: there seems to be none, or it
+    says that it has another ``place``, a queue id and a queue offset.
+    """
     head = log.read(log_offset, HEAD_BYTES, nowait=False)
     own_offset, sys_flag = OFFSET_AND_FLAG.unpack_from(head, OFFSET_AT)
     if own_offset != log_offset:
         raise MessageNotFound(f"no record starts at {log_offset} of the log")
+    if place is not None and PLACE.unpack_from(head, PLACE_AT) != place:
+        raise MessageNotFound(f"the record at {log_offset} of the log is another message")
     (time_ms,) = STORE_TIME.unpack_from(head, STORE_TIME_AT[sys_flag & record.SYS_FLAG_HOSTS])
     return int(time_ms)

@@ -121,7 +121,9 @@ def store_time_ms(store: BaseStore, key: QueueKey, offset: int) -> int | None:
     """When the message at an offset of a queue was stored; None when there is none."""
     try:
         unit = store.read_units(*key, offset, 1)
-        return store.store_time_ms(queueunit.unit_at(unit, 0)[0]) if unit else None
+        if not unit:
+            return None
+        return store.store_time_ms(queueunit.unit_at(unit, 0)[0], key[1], offset)
     except (MessageNotFound, StoreDamaged):
         return None
 

@@ -303,9 +303,9 @@ async def test_large_messages_are_read_a_few_at_a_time(
     """256 messages of 4 MiB would be a gibibyte in memory."""
     sizes: list[int] = []
 
-    async def watched(store: Any, spans: Any) -> Any:
+    async def watched(store: Any, spans: Any, places: Any) -> Any:
         sizes.append(sum(size for _, size in spans))
-        return await records.read_each(store, spans)
+        return await records.read_each(store, spans, places)
 
     monkeypatch.setattr(service, "read_each", watched)
     async with running_broker(tmp_path, mapped_file_size_commit_log=1 << 23) as broker:

@@ -174,15 +174,15 @@ class Reader:
         wanted = min(pull.units_wanted(limits[0], query.codes), readable - offset)
         store, queue = self._storage.store, (query.topic, query.queue_id)
 
-        def choose(nowait: bool) -> Choice:
+        def choose(nowait: bool) -> tuple[bytes, Choice]:
             units = store.read_units(*queue, offset, wanted, nowait=nowait)
-            return pull.choose(units, offset, *limits, query.codes)
+            return units, pull.choose(units, offset, *limits, query.codes)
 
         def read(nowait: bool) -> bytes:
-            return store.read_records(choice.spans, nowait=nowait)
+            return store.read_messages(queue, offset, units, choice.spans, nowait=nowait)
 
         try:
-            choice = await self._hot_or_cold(choose)
+            units, choice = await self._hot_or_cold(choose)
             if not choice.spans:
                 return b"", choice
             await room(sum(size for _, size in choice.spans))
@@ -305,7 +305,9 @@ class Reader:
             if choice.count < count or sum(sizes) > inline_messages.BYTES_MAX:
                 return None
             assert len(sizes) == len(codes) == count
-            records = store.read_records(choice.spans, nowait=True)
+            records = store.read_messages(
+                (topic, queue_id), first, units, choice.spans, nowait=True
+            )
         except (CometError, BlockingIOError):  # a pull will say what is wrong, or wait
             return None
         return InlineMessages(first, low, records, sizes, codes)
@@ -317,9 +319,10 @@ class Reader:
             return 0
 
         def read(nowait: bool) -> bytes:
-            store = self._storage.store
-            units = store.read_units(topic, queue_id, view.max_offset - 1, 1, nowait=nowait)
-            return store.read_records(pull.choose(units, 0, 1, 1).spans, nowait=nowait)
+            store, last = self._storage.store, view.max_offset - 1
+            units = store.read_units(topic, queue_id, last, 1, nowait=nowait)
+            spans = pull.choose(units, last, 1, 1).spans
+            return store.read_messages((topic, queue_id), last, units, spans, nowait=nowait)
 
         try:
             found = await self._hot_or_cold(read)

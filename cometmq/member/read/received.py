@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from cometmq.errors import CometError, MessageNotFound, OffsetInvalid, StoreDamaged
-from cometmq.format import queueunit
 from cometmq.format.record import LAYOUTS
+from cometmq.member.read.records import read_mended_message, read_message_now
 from cometmq.member.storage.member_storage import BaseStorage
 from cometmq.model import QueueKey
 from cometmq.store.base import BaseStore
@@ -78,12 +78,12 @@ def _read(
 
 def _one(store: BaseStore, key: QueueKey, offset: int, *, nowait: bool) -> bytes | CometError:
     try:
-        units = store.read_units(*key, offset, 1, nowait=nowait)
-        if not units:
-            return _gone(key, offset)
-        log_offset, size, _ = queueunit.unit_at(units, 0)
-        return store.read_records([(log_offset, size)], nowait=nowait)
+        if not nowait:
+            return read_mended_message(store, key, offset) or _gone(key, offset)
+        return read_message_now(store, key, offset, nowait=True) or _gone(key, offset)
     except (MessageNotFound, StoreDamaged) as error:
+        if nowait:  # it may be mended
+            raise BlockingIOError from error
         return error
 
 

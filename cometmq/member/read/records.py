@@ -9,6 +9,7 @@ from itertools import accumulate
 
 from cometmq.errors import CometError, MessageNotFound, OffsetInvalid, StoreDamaged
 from cometmq.format import queueunit, record
+from cometmq.format.belonging import Place, first_misplaced, is_message_at
 from cometmq.format.record import Record
 from cometmq.member.storage.member_storage import BaseStorage
 from cometmq.model import QueueKey
@@ -17,7 +18,7 @@ from cometmq.store.log.commitlog import Span
 
 
 async def find_spans(
-    storage: BaseStorage, places: Sequence[tuple[QueueKey, int] | CometError]
+    storage: BaseStorage, places: Sequence[Place | CometError]
 ) -> list[Span | CometError]:
     """Where the log has these messages, each a queue and an offset, or why nobody can tell: from
     memory at once, else in a thread. Errors stay: OffsetInvalid (consumers cannot have read it),
@@ -35,9 +36,7 @@ async def find_spans(
         )
 
 
-def _readable(
-    storage: BaseStorage, queue: QueueKey, offset: int
-) -> tuple[QueueKey, int] | CometError:
+def _readable(storage: BaseStorage, queue: QueueKey, offset: int) -> Place | CometError:
     low, readable, _ = storage.bounds(queue)
     topic, queue_id = queue
     if not 0 <= offset < readable:
@@ -51,9 +50,7 @@ def _readable(
     return queue, offset
 
 
-def _span(
-    store: BaseStore, place: tuple[QueueKey, int] | CometError, *, nowait: bool
-) -> Span | CometError:
+def _span(store: BaseStore, place: Place | CometError, *, nowait: bool) -> Span | CometError:
     if isinstance(place, CometError):
         return place
     (topic, queue_id), offset = place
@@ -130,42 +127,115 @@ def _read_mended(store: BaseStore, queue: QueueKey, offset: int, count: int) -> 
 
 
 async def read_each(
-    store: BaseStore, spans: Sequence[Span]
+    store: BaseStore, spans: Sequence[Span], places: Sequence[Place]
 ) -> list[Record | StoreDamaged | MessageNotFound]:
-    """The record at each span, or why it cannot be read: from memory at once, else in a thread.
-    Raises StoreFailed, Shortage.
+    """The record at each span, which should be the message at its place, or why it cannot be read:
+    from memory at once, else in a thread. Units that name another message are written again from
+    the log first. Raises StoreFailed, Shortage.
     """
     try:
-        return list(record.decode_all(store.read_records(spans, nowait=True)))
+        found = record.decode_all(store.read_records(spans, nowait=True))
+        if all(map(is_message_at, found, places)):
+            return list(found)
     except (BlockingIOError, StoreDamaged, MessageNotFound):
-        return await asyncio.to_thread(_read_one_by_one, store, spans)
+        pass
+    return await asyncio.to_thread(_read_one_by_one, store, spans, places)
 
 
-async def read_joined(store: BaseStore, spans: Sequence[Span]) -> tuple[bytes, array[int]] | None:
+async def read_joined(
+    store: BaseStore, spans: Sequence[Span], places: Sequence[Place]
+) -> tuple[bytes, array[int]] | None:
     """The records at different ``spans`` in the order of the log, and where in them each one begins
     (uint32), in the order of ``spans``. Records near each other are read with one call: from
-    memory at once, else in a thread. None: one of them is damaged or gone.
-    Raises StoreFailed, Shortage.
+    memory at once, else in a thread. None: one of them is damaged or gone, or is not the message at
+    its place, which are all of one topic. Raises StoreFailed, Shortage.
     """
-    in_log = sorted(spans)
+    order = sorted(range(len(spans)), key=spans.__getitem__)
+    in_log = [spans[index] for index in order]
+    joined = await read_run(store, in_log, [places[index] for index in order])
+    if joined is None:
+        return None
+    starts = dict(zip(in_log, accumulate((size for _, size in in_log), initial=0), strict=False))
+    return joined, array("I", map(starts.__getitem__, spans))
+
+
+async def read_run(
+    store: BaseStore, spans: Sequence[Span], places: Sequence[Place]
+) -> bytes | None:
+    """The records at ``spans``, joined, as :func:`read_joined`; a span may hold several, each of
+    which has a place.
+    """
     try:
         try:
-            joined = store.read_records(in_log, nowait=True)
+            joined = store.read_records(spans, nowait=True)
         except BlockingIOError:
-            joined = await asyncio.to_thread(store.read_records, in_log)
+            joined = await asyncio.to_thread(store.read_records, spans)
     except (StoreDamaged, MessageNotFound):
         return None
-    places = dict(zip(in_log, accumulate((size for _, size in in_log), initial=0), strict=False))
-    return joined, array("I", map(places.__getitem__, spans))
+    if not places:
+        return joined
+    (topic, _), _ = places[0]
+    wanted = array("q", [number for (_, *key), offset in places for number in (*key, offset)])
+    return joined if first_misplaced(joined, topic, wanted) is None else None
 
 
 def _read_one_by_one(
-    store: BaseStore, spans: Sequence[Span]
+    store: BaseStore, spans: Sequence[Span], places: Sequence[Place]
 ) -> list[Record | StoreDamaged | MessageNotFound]:
-    found: list[Record | StoreDamaged | MessageNotFound] = []
-    for span in spans:
+    return [_read_one(store, span, *place) for span, place in zip(spans, places, strict=True)]
+
+
+def _read_one(
+    store: BaseStore, span: Span, queue: QueueKey, offset: int
+) -> Record | StoreDamaged | MessageNotFound:
+    try:
+        return _checked(store, span, queue, offset)
+    except (StoreDamaged, MessageNotFound) as error:
         try:
-            found.append(record.decode(store.read_records([span])))
-        except (StoreDamaged, MessageNotFound) as error:
-            found.append(error)
+            right = _mended_span(store, queue, offset)
+            return error if right in (None, span) else _checked(store, right, queue, offset)
+        except (StoreDamaged, MessageNotFound):
+            return error
+
+
+def _checked(store: BaseStore, span: Span, queue: QueueKey, offset: int) -> Record:
+    found = record.decode(store.read_records([span]))
+    if not is_message_at(found, (queue, offset)):
+        raise StoreDamaged(
+            f"the unit of message {offset} of queue {queue[1]} of {queue[0]} names another "
+            f"message, at {span[0]} of the log"
+        )
     return found
+
+
+def _mended_span(store: BaseStore, queue: QueueKey, offset: int) -> Span | None:
+    """Where the message is by its unit, after that was compared with the log; None: it has none."""
+    store.mend_units(*queue, offset)
+    unit = store.read_units(*queue, offset, 1)
+    return queueunit.unit_at(unit, 0)[:2] if unit else None
+
+
+def read_mended_message(store: BaseStore, queue: QueueKey, offset: int) -> bytes:
+    """A message of a queue, empty when retention has just taken it. A unit that is damaged, or
+    names another message, is written again from the log first. Blocking. Raises MessageNotFound,
+    StoreDamaged.
+    """
+    try:
+        return read_message_now(store, queue, offset)
+    except (StoreDamaged, MessageNotFound):
+        if not store.mend_units(*queue, offset):
+            raise
+        return read_message_now(store, queue, offset)
+
+
+def read_message_now(
+    store: BaseStore, queue: QueueKey, offset: int, *, nowait: bool = False
+) -> bytes:
+    """As :func:`read_mended_message`, but nothing is mended; with ``nowait`` BlockingIOError if the
+    disk would have to be read.
+    """
+    unit = store.read_units(*queue, offset, 1, nowait=nowait)
+    if not unit:
+        return b""
+    span = queueunit.unit_at(unit, 0)[:2]
+    return store.read_messages(queue, offset, unit, [span], nowait=nowait)

@@ -28,7 +28,9 @@ def scan(
     """
     units = store.read_units(*queue, offset, min(count, SQL_SCAN_COUNT_MAX), nowait=nowait)
     window = pull.choose(units, offset, SQL_SCAN_COUNT_MAX, SQL_SCAN_BYTES_MAX)
-    records = store.read_records(window.spans, nowait=nowait) if window.spans else b""
+    records = b""
+    if window.spans:
+        records = store.read_messages(queue, offset, units, window.spans, nowait=nowait)
     sizes, _ = pull.sizes_and_codes(units[: window.count * queueunit.UNIT_BYTES])
     return pull.choose_matching(program, records, sizes, window.spans, offset, *limits)
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from cometmq.clock import Clock
 from cometmq.errors import MessageNotFound, StoreDamaged
 from cometmq.format import halves, queueunit, record
+from cometmq.format.belonging import is_message_at
 from cometmq.format.halves import HALF_QUEUE, HALF_TOPIC, OP_TOPIC, QUEUE_ID
 from cometmq.format.record import Record
 from cometmq.messaging.delay import Now
@@ -86,7 +87,7 @@ def open_halves(
 def _listed(store: BaseStore, table: HalfTable, first: int, end: int) -> set[int]:
     """The halves that the op queue lists from ``first`` on."""
     listed: set[int] = set()
-    for offset, found in _read(store, dict(_spans(store, first, end, OP_TOPIC))):
+    for offset, found in _read(store, dict(_spans(store, first, end, OP_TOPIC)), OP_TOPIC):
         offsets = halves.ended_halves(found.body) if found.tag == halves.OP_TAG else []
         if offsets:
             listed.update(offsets)
@@ -106,7 +107,9 @@ def _spans(
             first += 1
 
 
-def _read(store: BaseStore, spans: Mapping[int, Span]) -> Iterator[tuple[int, Record]]:
+def _read(
+    store: BaseStore, spans: Mapping[int, Span], topic: str = HALF_TOPIC
+) -> Iterator[tuple[int, Record]]:
     """The records, but for damaged ones."""
     some: list[tuple[int, Span]] = []
     size = 0
@@ -114,21 +117,26 @@ def _read(store: BaseStore, spans: Mapping[int, Span]) -> Iterator[tuple[int, Re
         some.append((offset, span))
         size += span[1]
         if size >= _READ_BYTES_MAX:
-            yield from _read_some(store, some)
+            yield from _read_some(store, some, topic)
             some, size = [], 0
     if some:
-        yield from _read_some(store, some)
+        yield from _read_some(store, some, topic)
 
 
-def _read_some(store: BaseStore, some: Sequence[tuple[int, Span]]) -> Iterator[tuple[int, Record]]:
+def _read_some(
+    store: BaseStore, some: Sequence[tuple[int, Span]], topic: str
+) -> Iterator[tuple[int, Record]]:
     try:
         found = record.decode_all(store.read_records([span for _, span in some]))
+        for (offset, _), half in zip(some, found, strict=True):
+            if not is_message_at(half, ((topic, QUEUE_ID), offset)):
+                raise StoreDamaged(f"the unit of message {offset} of {topic} names another message")
     except (MessageNotFound, StoreDamaged) as error:
         if len(some) == 1:
             log.error("a half message is lost", extra=fields(at=some[0][1][0], reason=str(error)))
             return
         for one in some:
-            yield from _read_some(store, [one])
+            yield from _read_some(store, [one], topic)
         return
     yield from zip([offset for offset, _ in some], found, strict=True)
 

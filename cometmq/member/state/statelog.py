@@ -367,7 +367,10 @@ def _records(
                 spans.append((log_offset, record_size))
                 size += record_size
         if spans:
-            yield from record.decode_all(store.read_records(spans, nowait=False))
+            for found in record.decode_all(store.read_records(spans, nowait=False)):
+                if found.topic != STATE_TOPIC:
+                    raise _damaged_queue(store, f"the record at {found.log_offset} is another's")
+                yield found
 
 
 def topic_deletions(store: Source, log_offset: int) -> dict[str, int]:

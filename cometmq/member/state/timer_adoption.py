@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 from cometmq.errors import MessageNotFound, StoreDamaged
 from cometmq.format import delayed, queueunit, record, timers
+from cometmq.format.belonging import is_message_at
 from cometmq.format.record import Record
 from cometmq.format.timerlog import SECOND_MS, TimerCheck
 from cometmq.format.timers import TIMER_OUT_MS, TIMER_QUEUE
@@ -81,10 +82,12 @@ def records_of(store: BaseStore, key: QueueKey, first: int, end: int) -> Iterato
     """The readable records of a queue from ``first`` to ``end``, in order."""
     while first < end:
         units = store.read_units(*key, first, min(UNITS_AT_ONCE, end - first))
-        for place, size, _ in queueunit.iterate(units):
+        for offset, (place, size, _) in enumerate(queueunit.iterate(units), first):
             if queueunit.is_message(place, size) and size > queueunit.LOST_SIZE:
                 try:
-                    yield record.decode(store.read_records([(place, size)]))
+                    found = record.decode(store.read_records([(place, size)]))
                 except (MessageNotFound, StoreDamaged):
                     continue
+                if is_message_at(found, (key, offset)):
+                    yield found
         first += max(1, len(units) // queueunit.UNIT_BYTES)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from cometmq.clock import Clock
 from cometmq.errors import MessageNotFound, StoreDamaged
 from cometmq.format import queueunit, record, timers
+from cometmq.format.belonging import is_message_at
 from cometmq.format.delayed import target_of
 from cometmq.format.timerlog import WaitingRecord, encode_check, encode_log, units_max
 from cometmq.format.timers import TIMER_QUEUE
@@ -124,6 +125,8 @@ class TimerHandover:
         except (MessageNotFound, StoreDamaged):
             return None
         target = target_of(found.raw_properties)
+        if not is_message_at(found, (TIMER_QUEUE, offset)):
+            return None
         if target is None or target[0] not in self._topics:
             return None
         if self._table.is_dropped(*target, offset):

@@ -35,7 +35,15 @@ class Tail(NamedTuple):
 class ConsumeQueue:
     """``min_offset`` and ``next_offset`` count messages; offsets in ``segments`` are bytes."""
 
-    __slots__ = ("_unwritten", "min_offset", "next_offset", "queue_id", "segments", "topic")
+    __slots__ = (
+        "_unwritten",
+        "mended",
+        "min_offset",
+        "next_offset",
+        "queue_id",
+        "segments",
+        "topic",
+    )
 
     def __init__(self, topic: str, queue_id: int, directory: Path, file_bytes: int) -> None:
         assert file_bytes % UNIT_BYTES == 0, file_bytes
@@ -44,6 +52,7 @@ class ConsumeQueue:
         self.segments = Segments(directory, file_bytes)
         self.min_offset = 0  # of the first message that is still in the log
         self.next_offset = 0  # of the message to come
+        self.mended = range(0)  # the units that were compared with the log last
         # offset of the first unit that is in no file, and the units
         self._unwritten: tuple[int, bytes | bytearray] = (0, b"")
 
@@ -67,9 +76,9 @@ class ConsumeQueue:
         if found and not sound:
             raise StoreDamaged(
                 f"the units of queue {self.queue_id} of {self.topic} from message {offset} on are "
-                f"damaged, in {segment.file.path}; the log may have the messages. When the member "
-                "is stopped and started again it rebuilds its queues from the log, and so does "
-                + self.segments.repair_command()
+                f"damaged, in {segment.file.path}; what the log has of them is written again when "
+                "they are read. When the member is stopped and started again it rebuilds all its "
+                "queues from the log, and so does " + self.segments.repair_command()
             )
         return sound
 

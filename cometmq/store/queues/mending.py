@@ -1,7 +1,8 @@
 """Which units a queue had where its files were damaged, found again in the log while both are open.
 
 Around the damage two units are looked for that are right: the log has their records. The log from
-the one to the other names all units between them.
+the one to the other names all units between them. Units of another queue are damage, too: its files
+were put in the place of these.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from typing import NamedTuple
 from cometmq.format import queueunit
 from cometmq.format.queueunit import UNIT_BYTES
 from cometmq.store.disk.segments import Segments
-from cometmq.store.log.scan import found_at, good_stretches
+from cometmq.store.log.scan import good_stretches
 from cometmq.store.log.units import lost_unit
+from cometmq.store.queues.agreement import Verdict, compare
 from cometmq.store.queues.consumequeue import ConsumeQueue
 
 NO_SIZE = 0  # of a unit of zeros
@@ -31,14 +33,19 @@ class Mended(NamedTuple):
 
 def mended(queue: ConsumeQueue, log: Segments, log_end: int, offset: int) -> Mended:
     """The units around the damaged one at ``offset``, which is in a file. The log is read up to
-    ``log_end``. What the log has no record of is marked as lost if it is all zeros, and stays as
-    it is otherwise. Blocking: may read all of the log between two messages of the queue.
+    ``log_end``. What the log has no record of is marked as lost if it is all zeros or names another
+    message, and stays as it is otherwise. Blocking: may read all of the log between two messages
+    of the queue.
     """
     low = max(queue.min_offset, queue.segments.start // UNIT_BYTES)
     first, end = offset - 1, offset + 1
-    while first >= low and not _is_right(queue, log, first):
+
+    def is_right(place: int) -> bool:
+        return compare(queue, log, place) is Verdict.MESSAGE
+
+    while first >= low and not is_right(first):
         first -= 1
-    while end < queue.file_end and not _is_right(queue, log, end):
+    while end < queue.file_end and not is_right(end):
         end += 1
     is_closed = end < queue.file_end
     # The two may lack their last bytes: their places are right, and they are found again as well.
@@ -68,7 +75,8 @@ def _in_log(
     for offset in range(first, end):
         unit = found.get(offset) or queue.stored_unit(offset)
         log_offset, size, _ = queueunit.unit_at(unit, 0)
-        if size == NO_SIZE:
+        is_lost = offset not in found and compare(queue, log, offset) is Verdict.ANOTHER
+        if size == NO_SIZE or is_lost:
             unit = lost_unit(place)
             lost_count += 1
         else:
@@ -81,14 +89,3 @@ def _place(queue: ConsumeQueue, offset: int) -> tuple[int, int]:
     """Log offset and size of the record that a unit names."""
     log_offset, size, _ = queueunit.unit_at(queue.stored_unit(offset), 0)
     return log_offset, size
-
-
-def _is_right(queue: ConsumeQueue, log: Segments, offset: int) -> bool:
-    """Whether the log has the record that a unit in a file names."""
-    log_offset, size = _place(queue, offset)
-    segment = log.find(log_offset) if queueunit.is_message(log_offset, size) else None
-    found = found_at(segment, log_offset).record if segment is not None else None
-    return found is not None and (
-        (found.topic, found.queue_id, found.queue_offset, found.size)
-        == (queue.topic, queue.queue_id, offset, size)
-    )

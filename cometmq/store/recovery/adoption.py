@@ -20,6 +20,7 @@ from cometmq.store.log.scan import found_at
 from cometmq.store.metadata.checkpoint import Checkpoint
 from cometmq.store.metadata.identity import Identity
 from cometmq.store.metadata.recovery_point import RecoveryPoint
+from cometmq.store.queues.agreement import Verdict, compare
 from cometmq.store.queues.dispatch import Dispatcher
 
 logger = logging.getLogger(__name__)
@@ -180,18 +181,9 @@ def disagreement(
         last = queue.last_unit()
         if last is None:
             continue
-        log_offset, size, _ = last
-        segment = log.segments.find(log_offset)
-        if segment is None:
+        if log.segments.find(last[0]) is None:
             continue  # all that the queue had went with older log files
-        found = found_at(segment, log_offset).record
-        expected = (queue.topic, queue.queue_id, queue.next_offset - 1, size)
-        if found is None or expected != (
-            found.topic,
-            found.queue_id,
-            found.queue_offset,
-            found.size,
-        ):
+        if compare(queue, log.segments, queue.next_offset - 1) is not Verdict.MESSAGE:
             return f"queue {queue.queue_id} of {queue.topic} points to something else"
     return ""
 

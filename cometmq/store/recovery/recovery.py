@@ -17,6 +17,7 @@ from cometmq.format import record
 from cometmq.store.disk.files import Files
 from cometmq.store.log.commitlog import CommitLog
 from cometmq.store.log.scan import LogScan, find_good, found_at
+from cometmq.store.queues.agreement import Comparison
 from cometmq.store.queues.dispatch import Dispatcher
 from cometmq.store.recovery import witness
 from cometmq.store.recovery.plan import Plan
@@ -185,6 +186,7 @@ class Recovery:
         missing = plan.rebuild_reason or missing
         if plan.is_foreign:
             missing = missing or disagreement()
+        missing = missing or self._strange_files()
         _, found = self._dispatcher.tallied
         fits = not plan.tally.is_known or found == plan.tally
         has_filler_only = self._dispatcher.has_filler_only
@@ -274,6 +276,12 @@ class Recovery:
         start = self._log.segments.start if self.rebuild_reason else self.plan.start
         Rebuild(self._log, self._dispatcher, self._observer, self.plan).run(start, None)
         self._dispatcher.catch_up()
+
+    def _strange_files(self) -> str:
+        """What shows that files of a queue are another's; empty: nothing does."""
+        comparison = Comparison(self._log.segments)
+        complaints = map(comparison.complaint, self._dispatcher.queues())
+        return next(filter(None, complaints), "")
 
     def _load(self) -> str:
         start = self.plan.start

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from cometmq.format import delayed, ids, timers
 from cometmq.format.record import Record
+from cometmq.format.timers import TIMER_QUEUE
 from cometmq.member.read.records import read_each, slices
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging.timers import Timer
@@ -103,7 +104,8 @@ class DelayedList:
         named = [timer for timer in found if timer.offset in spans]
         places = [spans[timer.offset] for timer in named]
         for part in slices(places, PAGE_MAX, READ_BYTES_MAX):
-            records = await read_each(self._storage.store, places[part])
+            at = [(TIMER_QUEUE, timer.offset) for timer in named[part]]
+            records = await read_each(self._storage.store, places[part], at)
             for timer, one in zip(named[part], records, strict=True):
                 if isinstance(one, Record):
                     yield timer, one

@@ -7,7 +7,6 @@ another form gets a look of its own.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from array import array
 from bisect import bisect_right
@@ -17,11 +16,11 @@ from typing import NamedTuple, Protocol
 
 from cometmq.clock import Clock
 from cometmq.errors import MessageNotFound, PropertiesTooLarge, StoreDamaged
-from cometmq.format import delayed, queueunit, timers
+from cometmq.format import delayed, timers
 from cometmq.format.record import Record
 from cometmq.format.relay import Relayed, relay
 from cometmq.format.relay_run import RelayRun, delivery_targets
-from cometmq.member.read.records import read_each, read_joined, read_units
+from cometmq.member.read.records import read_each, read_joined
 from cometmq.member.relay import RelayWriter, batch_bytes_max
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
@@ -102,7 +101,6 @@ class Delivery:
         self._noun = noun
         self._gone = gone
         self._count_gone = count_gone
-        self._mended: dict[QueueKey, range] = {}  # the places that were mended last
         self._turn_bytes_max = batch_bytes_max(storage.store.log_file_bytes, TURN_BYTES_MAX)
 
     def fitting(self, spans: Sequence[Span]) -> int:
@@ -138,7 +136,9 @@ class Delivery:
         """Those of the first that have our form, and when they had been read. None: the first one
         needs a look.
         """
-        found = await read_joined(self._storage.store, spans)
+        found = await read_joined(
+            self._storage.store, spans, list(zip(queues, offsets, strict=True))
+        )
         if found is None:
             return None
         begun_s = self._clock.monotonic_s()
@@ -208,17 +208,8 @@ class Delivery:
         """The records, or why one cannot be read. A queue that names a wrong place for one is
         mended. Raises StoreFailed, Shortage.
         """
-        store = self._storage.store
-        found = await read_each(store, spans)
-        for number, (span, queue, offset) in enumerate(zip(spans, queues, offsets, strict=True)):
-            if isinstance(found[number], Record):
-                continue
-            if offset not in self._mended.get(queue, ()):
-                self._mended[queue] = await asyncio.to_thread(store.mend_units, *queue, offset)
-            unit = await read_units(store, queue, offset, 1)
-            if unit and (right := queueunit.unit_at(unit, 0)[:2]) != span:
-                [found[number]] = await read_each(store, [right])
-        return found
+        places = list(zip(queues, offsets, strict=True))
+        return await read_each(self._storage.store, spans, places)
 
     # --- where a message goes ---------------------------------------------------------------------
 

@@ -206,7 +206,8 @@ class RecallService:
         waiting = [Timer(due_ms, offset) for offset in spans]
         found: list[Found] = []
         for part in slices(places, SAME_TIME_MAX, READ_BYTES_MAX):
-            records = await read_each(self._storage.store, places[part])
+            at = [(TIMER_QUEUE, timer.offset) for timer in waiting[part]]
+            records = await read_each(self._storage.store, places[part], at)
             found += [
                 Found(timer, _without_body(one))
                 for timer, one in zip(waiting[part], records, strict=True)
@@ -222,7 +223,8 @@ class RecallService:
             return None
         unit = await self._units(timer.offset, 1)
         log_offset, size, _ = queueunit.unit_at(unit, 0)
-        [found] = await read_each(store, [(log_offset, size)])
+        place = (TIMER_QUEUE, timer.offset)
+        [found] = await read_each(store, [(log_offset, size)], [place])
         return _without_body(found) if isinstance(found, Record) else None
 
     async def _units(self, offset: int, count: int) -> bytes:

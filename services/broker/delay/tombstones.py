@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cometmq.errors import CometError, FlowControl, MessageNotFound
@@ -76,16 +76,17 @@ class TombstoneSearch:
         units = await read_units(self._store, TIMER_QUEUE, first, count)
         codes = queueunit.tags_codes(units)
         if not self._dues.isdisjoint(codes):
-            named = (n for n, code in enumerate(codes) if code in self._dues)
-            await self._read([queueunit.unit_at(units, n)[:2] for n in named])
+            named = [n for n, code in enumerate(codes) if code in self._dues]
+            await self._read({first + n: queueunit.unit_at(units, n)[:2] for n in named})
         if len(codes) == UNITS_AT_ONCE:  # there is more, and these may have been in memory
             await asyncio.sleep(0)
         return max(1, len(codes))
 
-    async def _read(self, spans: Sequence[Span]) -> None:
-        spans = [span for span in spans if queueunit.is_message(*span)]
+    async def _read(self, units: Mapping[int, Span]) -> None:
+        spans = [span for span in units.values() if queueunit.is_message(*span)]
+        places = [(TIMER_QUEUE, at) for at, span in units.items() if queueunit.is_message(*span)]
         for part in slices(spans, READ_COUNT_MAX, READ_BYTES_MAX):
-            for found in await read_each(self._store, spans[part]):
+            for found in await read_each(self._store, spans[part], places[part]):
                 if isinstance(found, Record):
                     self._note(found)
 

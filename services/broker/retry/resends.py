@@ -118,8 +118,9 @@ class Resender:
         end, sent = 0, 0
         spans = [span for _, span in found]
         for part in slices(spans, ITEMS_MAX, self._slice_bytes_max):
-            records = await read_each(self._storage.store, spans[part])
             some = [place for place, _ in found[part]]
+            its_places = [((topic, queue_id), offset) for queue_id, offset in some]
+            records = await read_each(self._storage.store, spans[part], its_places)
             self._check_there(topic, group, to)  # still, after we read
             made: dict[Place, Relayed] = {}
             for place, one in zip(some, records, strict=True):

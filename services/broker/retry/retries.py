@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from cometmq.clock import Clock
 from cometmq.errors import CometError, NoPermission
 from cometmq.format import delayed
+from cometmq.format.belonging import Place
 from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.format.ids import offset_id
 from cometmq.format.record import Record
@@ -22,7 +23,7 @@ from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging import retry
 from cometmq.messaging.groups import GroupSettings, MemberTable
 from cometmq.messaging.retry import NO_WAIT, Attempt, Wait
-from cometmq.model import DLQ_PREFIX, PROPERTIES_BYTES_MAX, RETRY_PREFIX, Position, QueueKey
+from cometmq.model import DLQ_PREFIX, PROPERTIES_BYTES_MAX, RETRY_PREFIX, Position
 from cometmq.store.log.commitlog import Span
 
 ITEMS_MAX = 1_024
@@ -91,10 +92,11 @@ class RetryService:
         told = self._members.retry_times_max(group)
         answers: list[SentBack | CometError] = []
         end = 0  # of the log, behind all that was taken
-        spans = await find_spans(self._storage, [self._place(group, item) for item in items])
+        places = [self._place(group, item) for item in items]
+        spans = await find_spans(self._storage, places)
         sizes = [None if isinstance(span, CometError) else span for span in spans]
         for part in slices(sizes, SLICE_MAX, self._slice_bytes_max):
-            found = await self._originals(spans[part])
+            found = await self._originals(spans[part], places[part])
             made = [
                 self._made(settings, item, original, told)
                 for item, original in zip(items[part], found, strict=True)
@@ -169,13 +171,20 @@ class RetryService:
                 await create(dlq_topic, 1, reserve_time_ms=settings.policy.dlq_reserve_ms)
         self._keeper.group(name)
 
-    async def _originals(self, spans: Sequence[Span | CometError]) -> list[Record | CometError]:
+    async def _originals(
+        self, spans: Sequence[Span | CometError], places: Sequence[Place | CometError]
+    ) -> list[Record | CometError]:
         """The records at these places."""
-        good = [span for span in spans if not isinstance(span, CometError)]
-        found = iter(await read_each(self._storage.store, good))
+        good = [
+            (span, place)
+            for span, place in zip(spans, places, strict=True)
+            if not isinstance(span, CometError) and not isinstance(place, CometError)
+        ]
+        its_spans, its_places = [span for span, _ in good], [place for _, place in good]
+        found = iter(await read_each(self._storage.store, its_spans, its_places))
         return [span if isinstance(span, CometError) else next(found) for span in spans]
 
-    def _place(self, group: str, item: SendBackItem) -> tuple[QueueKey, int] | CometError:
+    def _place(self, group: str, item: SendBackItem) -> Place | CometError:
         """The queue and offset of the message that an item names, or why it is refused."""
         topic, queue_id = item.topic, item.queue_id
         groups = self._keeper.state.groups

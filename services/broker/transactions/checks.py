@@ -19,14 +19,16 @@ from cometmq.errors import (
     StoreDamaged,
 )
 from cometmq.format import halves, record
+from cometmq.format.halves import HALF_QUEUE
 from cometmq.member.metrics import MemberMetrics
 from cometmq.member.read.reader import Room
-from cometmq.member.read.records import slices
+from cometmq.member.read.records import read_mended_message, read_run, slices
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging.groups import check_client_id, check_name
 from cometmq.messaging.transaction_checks import ASK_MAX, ASKED_MAX, MEMBERS_MAX
 from cometmq.messaging.transactions import Resolution
 from cometmq.rpc.ticks import tick
+from cometmq.store.base import BaseStore
 from cometmq.store.log.commitlog import Span
 from cometmq.telemetry import fields, logger
 from services.broker.transactions.ends import TransactionService
@@ -210,7 +212,7 @@ class TransactionChecks:
             checks: list[Check] = []
             lost: list[int] = []
             await room(sum(size for _, size in spans[part]))
-            found = await self._raw(spans[part])
+            found = await self._raw(spans[part], [offset for offset, _ in known[part]])
             for (offset, half), raw in zip(known[part], found, strict=True):
                 if self._table.find(offset) is None:  # it ended while its record was read
                     continue
@@ -225,21 +227,19 @@ class TransactionChecks:
             if checks:
                 yield checks
 
-    async def _raw(self, spans: Sequence[Span]) -> list[bytes]:
+    async def _raw(self, spans: Sequence[Span], offsets: Sequence[int]) -> list[bytes]:
         """The records; empty for one that is damaged."""
-        read = self._storage.store.read_records
-        try:
-            data = read(spans, nowait=True)
-        except (BlockingIOError, StoreDamaged, MessageNotFound):
-            return await asyncio.to_thread(self._one_by_one, spans)
+        places = [(HALF_QUEUE, offset) for offset in offsets]
+        store = self._storage.store
+        data = await read_run(store, spans, places)
+        if data is None:
+            return await asyncio.to_thread(lambda: [_half(store, offset) for offset in offsets])
         ends = list(itertools.accumulate(size for _, size in spans))
         return [data[end - size : end] for end, (_, size) in zip(ends, spans, strict=True)]
 
-    def _one_by_one(self, spans: Sequence[Span]) -> list[bytes]:
-        found: list[bytes] = []
-        for span in spans:
-            try:
-                found.append(self._storage.store.read_records([span]))
-            except (StoreDamaged, MessageNotFound):
-                found.append(b"")
-        return found
+
+def _half(store: BaseStore, offset: int) -> bytes:
+    try:
+        return read_mended_message(store, HALF_QUEUE, offset)
+    except (StoreDamaged, MessageNotFound):
+        return b""

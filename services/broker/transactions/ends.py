@@ -9,7 +9,7 @@ from typing import Any
 from cometmq.clock import Clock
 from cometmq.errors import CometError, InvalidRequest
 from cometmq.format import halves
-from cometmq.format.halves import OP_TOPIC, op_records
+from cometmq.format.halves import HALF_QUEUE, OP_TOPIC, op_records
 from cometmq.format.record import Record
 from cometmq.format.relay import relay
 from cometmq.member.metrics import MemberMetrics
@@ -157,7 +157,8 @@ class TransactionService:
 
     async def _end_some(self, call: _Call, spans: Mapping[int, Span]) -> None:
         """End halves one by one."""
-        found = await read_each(self._storage.store, list(spans.values()))
+        places = [(HALF_QUEUE, call.ends[number].half.half_offset) for number in spans]
+        found = await read_each(self._storage.store, list(spans.values()), places)
         made: dict[int, Made] = {}
         ended: list[int] = []  # meanwhile
         for number, half in zip(spans, found, strict=True):

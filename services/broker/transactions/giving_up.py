@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cometmq.errors import CometError
-from cometmq.format.halves import GIVEN_UP_TOPIC, QUEUE_ID
+from cometmq.format.halves import GIVEN_UP_TOPIC, HALF_QUEUE, QUEUE_ID
 from cometmq.format.record import Record
 from cometmq.format.relay import relay
 from cometmq.member.metrics import MemberMetrics
@@ -47,7 +47,8 @@ class GivingUp:
         open_ones = [(offset, half) for offset in named if (half := self._table.find(offset))]
         spans: list[Span] = [half[:2] for _, half in open_ones]
         for part in slices(spans, SLICE_MAX, self._bytes_max):
-            found = await read_each(self._store, spans[part])
+            places = [(HALF_QUEUE, offset) for offset, _ in open_ones[part]]
+            found = await read_each(self._store, spans[part], places)
             while not self._keeper.has_topic(GIVEN_UP_TOPIC):
                 await self._keeper.create_system_topic(GIVEN_UP_TOPIC, 1)
             made = [

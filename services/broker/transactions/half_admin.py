@@ -94,7 +94,8 @@ class HalfAdmin:
         part = next(slices(spans, count_max, BYTES_MAX), slice(0, 0))
         if part.stop < len(wanted):
             next_offset = wanted[part.stop][0]
-        found = await read_each(self._storage.store, spans[part])
+        places = [(HALF_QUEUE, offset) for offset, _, _ in wanted[part]]
+        found = await read_each(self._storage.store, spans[part], places)
         count_of = self._service.board.member_count
         return HalfPage(
             [
@@ -120,8 +121,10 @@ class HalfAdmin:
         opened = {offset: half for offset in offsets if (half := self._table.find(offset))}
         spans: list[Span] = [half[:2] for half in opened.values()]
         for part in slices(spans, SLICE_MAX, SLICE_BYTES_MAX):
-            found = await read_each(self._storage.store, spans[part])
-            for (offset, half), one in zip([*opened.items()][part], found, strict=True):
+            some = [*opened.items()][part]
+            places = [(HALF_QUEUE, offset) for offset, _ in some]
+            found = await read_each(self._storage.store, spans[part], places)
+            for (offset, half), one in zip(some, found, strict=True):
                 its = halves.read(one.raw_properties) if isinstance(one, Record) else None
                 if its is None:  # nobody can read it
                     await self._service.giving_up.give_up([offset], "it is dropped")
@@ -167,7 +170,9 @@ class HalfAdmin:
         bytes_max = self._service.slice_bytes_max
         for part in slices(list(spans.values()), SLICE_MAX, bytes_max):
             some = named[part]
-            found = await read_each(self._storage.store, [spans[offset] for offset in some])
+            its_places = [((GIVEN_UP_TOPIC, QUEUE_ID), offset) for offset in some]
+            its_spans = [spans[offset] for offset in some]
+            found = await read_each(self._storage.store, its_spans, its_places)
             end = max(end, self._open_again(dict(zip(some, found, strict=True)), answers))
         if end:
             demands = topic_demands(self._keeper.state.topics, HALF_TOPIC)

@@ -12,8 +12,9 @@ from itertools import compress, repeat
 from typing import Generic, NamedTuple, TypeVar
 
 from cometmq.format import halves
+from cometmq.format.halves import HALF_QUEUE
 from cometmq.format.relay_run import HalfTargets, RelayRun, half_run, half_targets
-from cometmq.member.read.records import log_offsets_of, read_joined, slices
+from cometmq.member.read.records import log_offsets_of, read_joined, read_run, slices
 from cometmq.messaging.half_runs import EndedHalf, EndedRun, HalfRun
 from cometmq.messaging.transactions import Resolution
 from cometmq.model import QueueKey
@@ -105,11 +106,11 @@ class JointEnds:
     ) -> tuple[RelayRun, Destination] | None:
         """What is to be made of halves; None: they need a look at each."""
         start = run.at(piece.start)[0]
-        found = await read_joined(self._store, [(start, run.end_of(piece[-1]) - start)])
-        if found is None:
+        span = (start, run.end_of(piece[-1]) - start)
+        sources = await read_run(self._store, [span], [(HALF_QUEUE, offset) for offset in piece])
+        if sources is None:
             return None
         first = wanted.name_of(piece.start - wanted.first.half_offset)
-        sources, _ = found
         text, places = half_run(sources, first.transaction_id)
         if len(places) < len(piece) or not self._table.are_open(piece):
             return None  # others, or one has ended meanwhile
@@ -154,7 +155,8 @@ class JointEnds:
         became: list[EndedHalf] = []
         end_offset, topics = 0, set[str]()
         for part in slices(spans, COUNT_MAX, self._bytes_max):
-            found = await read_joined(self._store, spans[part])
+            places = [(HALF_QUEUE, offset) for offset in offsets[part]]
+            found = await read_joined(self._store, spans[part], places)
             if found is None:
                 break
             chosen = self._chosen(columns.part(part), *found)

@@ -23,6 +23,7 @@ from cometmq.clock import SystemClock
 from cometmq.errors import CometError
 from cometmq.format import (
     batch,
+    belonging,
     delayed,
     indexfile,
     indexkeys,
@@ -56,7 +57,7 @@ def both(compute: Callable[[], Any]) -> tuple[Any, Any]:
     results = []
     for chosen in (None, native.accelerator):
         with pytest.MonkeyPatch.context() as patch:
-            for module in (batch, encoder, indexfile, indexkeys, pull, record, scan):
+            for module in (batch, belonging, encoder, indexfile, indexkeys, pull, record, scan):
                 patch.setattr(module, "accelerator", chosen)
             try:
                 results.append(compute())
@@ -115,6 +116,19 @@ def test_decoding_is_the_same(chunk: bytes) -> None:
     plain, fast = both(lambda: record.decode_all(chunk))
     assert fast == plain
     assert [type(one) for one in fast] == [type(one) for one in plain]
+
+
+@needs_native
+@given(chunks, st.data())
+def test_whose_records_they_are_is_the_same(chunk: bytes, data: st.DataObject) -> None:
+    places = data.draw(st.lists(st.integers(0, len(chunk)), max_size=8))
+    units = b"".join(queueunit.pack(LOG_OFFSET + place, 100, 0) for place in sorted(places))
+    queue = data.draw(st.tuples(st.sampled_from(["orders", "a", "é"]), st.sampled_from([3, -1])))
+    plain, fast = both(lambda: belonging.first_strange(chunk, units, 0, queue))
+    assert fast == plain
+    wanted = array("q", [number for place in places for number in (queue[1], place % 4)])
+    plain, fast = both(lambda: belonging.first_misplaced(chunk, queue[0], wanted))
+    assert fast == plain
 
 
 # What a received message reads from its bytes by itself.
@@ -927,3 +941,5 @@ def test_places_outside_are_refused() -> None:
         fast.encode(bytearray())  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="not whole"):
         fast.choose(bytes(19), 1, 1, array("I"))
+    with pytest.raises(ValueError, match="not whole"):
+        fast.of_queue(b"", bytes(19), 0, b"", 0)

@@ -10,7 +10,8 @@ from cometmq.filters import sql
 from cometmq.format import queueunit, record
 from cometmq.format.taghash import tags_code
 from cometmq.member.read.reader import PullAnswer, PullQuery
-from cometmq.member.read.records import find_spans, read_each
+from cometmq.member.read.received import read_offsets
+from cometmq.member.read.records import find_spans, read_each, read_joined
 from cometmq.messaging.pull import PullStatus
 from cometmq.model import Position
 from tests.support.cluster.members import NEVER, Member, living_member
@@ -71,15 +72,71 @@ async def test_what_comes_before_is_answered_and_what_follows_is_named(member: M
 
 
 @pytest.mark.parametrize("place", [1 << 45, (1 << 64) - 100])
-async def test_a_unit_that_points_out_of_the_log_stops_nobody_for_ever(
+async def test_a_unit_that_points_out_of_the_log_is_written_again(
     member: Member, place: int
 ) -> None:
     queue = member.store._dispatcher.find("T", 0)
     assert queue is not None
     next(iter(queue.segments)).pwrite(2 * queueunit.UNIT_BYTES, place.to_bytes(8, "big"))
-    assert numbers(await pull(member, 1)) == [1]
-    with pytest.raises(StoreDamaged, match=r"message 2 of queue 0 of T.* is 3: go on"):
-        await pull(member, 2)
+    assert numbers(await pull(member, 1)) == [1, 2, 3, 4, 5, 6, 7]
+    assert numbers(await pull(member, 2, count=1)) == [2]
+    assert member.storage.damaged_pulls == 1
+
+
+@pytest.mark.parametrize("expression", ["", "TAGS IS NOT NULL"])
+@pytest.mark.parametrize("tag", ["", "x"])
+@pytest.mark.parametrize("other", ["U", "T"])
+async def test_no_message_of_another_place_is_served(
+    member: Member, other: str, tag: str, expression: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of another topic, and of another offset: as where a queue's file was exchanged."""
+    await member.put("U", 1)
+    for number in range(COUNT):
+        member.append("U", 0, b"wrong %d" % number, tag="x")
+    await member.on_disk()
+    units = member.store.read_units(other, 0, 0, COUNT)
+    queue = member.store._dispatcher.find("T", 0)
+    assert queue is not None
+    shift = 1 if other == "T" else 0  # its own units, at other offsets
+    next(iter(queue.segments)).pwrite(2 * 20, units[shift * 20 : (shift + 4) * 20])
+    found: list[int] = []
+    offset = 0
+    while offset < COUNT:
+        answer = await pull(member, offset, "" if expression else tag, expression=expression)
+        found += numbers(answer)
+        offset = answer.next_position.offset
+    assert found == [n for n in range(COUNT) if expression or not tag or n % 2 == 0]
+    assert "is written again from the log; lost: 0" in caplog.text
+
+
+async def test_single_messages_are_those_that_were_asked_for(member: Member) -> None:
+    queue = member.store._dispatcher.find("T", 0)
+    assert queue is not None
+    units = member.store.read_units("T", 0, 0, COUNT)
+    next(iter(queue.segments)).pwrite(0, units[20:])  # each points to the next message
+    places = [(("T", 0), offset) for offset in (1, 4)]
+    spans = [span for span in await find_spans(member.storage, places) if isinstance(span, tuple)]
+    assert await read_joined(member.store, spans, places) is None
+    found = await read_each(member.store, spans, places)
+    assert [one.body for one in found if isinstance(one, record.Record)] == [b"body 1", b"body 4"]
+    next(iter(queue.segments)).pwrite(0, units[20:40])
+    queue.mended = range(0)
+    [(_, raw)] = await read_offsets(member.storage, ("T", 0), [0], 1 << 20)
+    assert isinstance(raw, bytes)
+    assert record.decode(raw).body == b"body 0"
+
+
+async def test_a_message_that_nothing_names_any_more_is_lost_alone(member: Member) -> None:
+    """Its unit names another message, and its record is damaged."""
+    damage(member, 3)
+    queue = member.store._dispatcher.find("T", 0)
+    assert queue is not None
+    units = member.store.read_units("T", 0, 0, COUNT)
+    next(iter(queue.segments)).pwrite(3 * 20, units[5 * 20 : 6 * 20])
+    assert numbers(await pull(member, 0)) == [0, 1, 2]
+    with pytest.raises(StoreDamaged, match=r"message 3 .* the next one that can is 4"):
+        await pull(member, 3)
+    assert numbers(await pull(member, 4)) == [4, 5, 6, 7]
 
 
 async def test_nothing_good_may_follow(member: Member) -> None:
@@ -127,8 +184,8 @@ async def test_a_hole_in_the_queue_is_never_passed_over_in_silence(
     before = await pull(member, 0, tag)
     assert set(numbers(before)) <= {0, 1, 2, 3}
     assert before.next_position.offset in (3, 4)
-    with pytest.raises(StoreDamaged, match="queue 0 of T from message 4 on are damaged"):
-        await pull(member, 4, tag)
+    behind = await pull(member, 4, tag)
+    assert numbers(behind) == [n for n in (4, 5, 6, 7) if not tag or "xy"[n % 2] == tag]
     assert member.storage.damaged_pulls == 1
     assert "from message 4 on" in caplog.text
 
@@ -151,9 +208,10 @@ async def test_a_shortage_among_single_messages_is_no_damage(
 ) -> None:
     """Taken for damage, it would lose a message that the disk has."""
     damage(member, 3)
-    places = await find_spans(member.storage, [(("T", 0), offset) for offset in range(5)])
-    spans = [place for place in places if not isinstance(place, CometError)]
-    found = await read_each(member.store, spans)
+    places = [(("T", 0), offset) for offset in range(5)]
+    found_spans = await find_spans(member.storage, places)
+    spans = [span for span in found_spans if not isinstance(span, CometError)]
+    found = await read_each(member.store, spans, places)
     bodies = [one.body if isinstance(one, record.Record) else type(one) for one in found]
     assert bodies == [b"body 0", b"body 1", b"body 2", StoreDamaged, b"body 4"]
 
@@ -166,4 +224,4 @@ async def test_a_shortage_among_single_messages_is_no_damage(
 
     monkeypatch.setattr(member.store, "read_records", without_descriptors)
     with pytest.raises(DescriptorsExhausted):
-        await read_each(member.store, spans)
+        await read_each(member.store, spans, places)

@@ -24,8 +24,9 @@ class Stored:
     def read_units(self, *place: Any, nowait: bool) -> bytes:
         return queueunit.pack(100 * place[2], 3, 0)
 
-    def read_records(self, spans: list[tuple[int, int]], *, nowait: bool) -> bytes:
-        return b"%d" % spans[0][0]
+    def read_messages(self, *place: Any, nowait: bool) -> bytes:
+        [(log_offset, _)] = place[3]
+        return b"%d" % log_offset
 
 
 def read(*offsets: int, **options: bool) -> dict[int, object]:
