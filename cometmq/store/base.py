@@ -338,8 +338,11 @@ class BaseStore:
         return self._opened.checkpoint.needs_flush
 
     def flush_queues(self) -> None:
-        """Sync the queues' files and folders, then write the checkpoint."""
+        """Sync the queues' files and folders, then write the checkpoint, and what the files of the
+        log begin with.
+        """
         self._guarded(lambda: self._opened.checkpoint.flush_queues(self._last_span))
+        self._guarded(self._opened.note_heads)
 
     # --- growing: a thread of its own -------------------------------------------------------------
 

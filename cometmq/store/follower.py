@@ -17,7 +17,7 @@ from cometmq.errors import ReplicationBroken, StoreFailed
 from cometmq.format import queueunit, record
 from cometmq.format.record import BLANK_BYTES
 from cometmq.store.base import BaseStore
-from cometmq.store.disk.files import Files, OsFiles
+from cometmq.store.disk.files import Files, OsFiles, permissions
 from cometmq.store.log.scan import Stretch, apart_of, next_stretch
 from cometmq.store.metadata import cutoff
 from cometmq.store.metadata.epochs import Epoch
@@ -55,7 +55,8 @@ class FollowerStore(BaseStore):
         ``MessageStore.open``.
         """
         files = OsFiles(options.open_files_max) if files is None else files
-        files.make_directories(directory)
+        with permissions():
+            files.make_directories(directory)
         opened = OpenedStore(directory, options, files)
         try:
             opened.open(observer, progress, approve)

@@ -21,6 +21,7 @@ ABORT = "abort"
 LOCK = "lock"
 IDENTITY = "cometmq.json"
 EPOCHS = "cometmq.epochs"
+HEADS = "cometmq.heads"
 NEXT_LOG_FILE = "cometmq.next"
 RESERVE = "cometmq.reserve"
 TIMERS = "cometmq.timers"
@@ -56,6 +57,7 @@ class StorePaths:
         self.lock = root / LOCK
         self.identity = root / IDENTITY
         self.epochs = root / EPOCHS
+        self.heads = root / HEADS
         self.next_log_file = root / NEXT_LOG_FILE
         self.reserve = root / RESERVE
         self.timers = root / TIMERS

@@ -27,7 +27,7 @@ from cometmq.format.timers import TimerForm
 from cometmq.model import QueueKey
 from cometmq.store import layout
 from cometmq.store.base import BaseStore
-from cometmq.store.disk.files import Files, OsFiles
+from cometmq.store.disk.files import Files, OsFiles, permissions
 from cometmq.store.recovery.opening import Approve, OpenedStore, StoreOptions
 from cometmq.store.recovery.recovery import Progress
 from cometmq.store.recovery.replay import Observer
@@ -112,7 +112,8 @@ class MessageStore(BaseStore):
         """
         assert epoch_floor >= 0, epoch_floor
         files = OsFiles(options.open_files_max) if files is None else files
-        files.make_directories(directory)
+        with permissions():
+            files.make_directories(directory)
         opened = OpenedStore(directory, options, files)
         try:
             opened.open(observer, progress, approve)

@@ -54,6 +54,7 @@ class DyingFile:
         self.pread = file.pread
         self.sync = file.sync
         self.sync_while_wanted = file.sync_while_wanted
+        self.is_unreadable = file.is_unreadable
         self.data_extents = file.data_extents
         self.close = file.close
         self._file = file

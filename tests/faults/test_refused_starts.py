@@ -5,17 +5,26 @@ so ``cometmq store repair`` tells afterwards what it would have told before.
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import struct
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cometmq.clock import SystemClock
-from cometmq.errors import CometError, StateTooNew, StoreDamaged, StoreForeignFile
+from cometmq.errors import (
+    CometError,
+    StateTooNew,
+    StoreDamaged,
+    StoreForbidden,
+    StoreForeignFile,
+)
 from cometmq.format.batch import BatchLimits
 from cometmq.member.config import MemberConfig
 from cometmq.member.state.opening import open_copy, open_writer
@@ -40,6 +49,21 @@ OPTIONS: dict[str, Any] = {"mapped_file_size_commit_log": FILE_BYTES}
 BODY = bytes(1000)
 MESSAGES = 60
 RECORD_V2 = struct.pack(">i", 200) + bytes.fromhex("daa320ab")
+
+
+OTHER_USER = 65534
+
+
+@contextmanager
+def as_user(number: int) -> Iterator[None]:
+    """Within it this thread's process has the rights of another user."""
+    os.setegid(number)
+    os.seteuid(number)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
 
 
 async def grown(root: Path, *, clean: bool, topic: str = "orders") -> None:
@@ -166,10 +190,34 @@ def _checkpoint_cut(root: Path) -> None:
     cut_short(root / layout.CHECKPOINT, 100)
 
 
+def _loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def _file(path: Path) -> None:
+    path.write_bytes(b"4711")
+
+
 def _foreign_index(root: Path) -> None:
     (root / "index").mkdir(exist_ok=True)
     (root / "index" / "20260101000000000").write_bytes(bytes(100))
 
+
+OTHER_TYPES: dict[str, Callable[[Path], None]] = {
+    "a folder": Path.mkdir,
+    "a pipe": os.mkfifo,
+    "a loop": _loop,
+    "a file": _file,
+}
+NAMES = [
+    *(layout.CHECKPOINT, layout.LOCK, layout.IDENTITY, layout.EPOCHS, layout.RESERVE),
+    *(layout.ABORT, layout.NEXT_LOG_FILE, layout.COMMIT_LOG, layout.CONSUME_QUEUE, layout.INDEX),
+    *(layout.CONFIG, layout.TIMERS, "config/topics.json", "config/delayOffset.json.bak"),
+    *("commitlog/00000000000000016384", "consumequeue/orders", "consumequeue/orders/1"),
+    *("consumequeue/orders/1/00000000000000000000", "index/20991231235959999"),
+    *("cometmq.timers/runs.json",),
+]
+FOLDERS = (layout.COMMIT_LOG, layout.CONSUME_QUEUE, layout.INDEX, layout.CONFIG, layout.TIMERS)
 
 DAMAGES = [
     _zero_tail,
@@ -226,6 +274,69 @@ async def test_a_refused_start_changes_nothing(
             open_copy(config_of(root), WallClock())
         assert fingerprint(root) == before
     assert told_by_repair(root) == told_by_repair(untouched)
+
+
+@pytest.mark.parametrize("what", OTHER_TYPES)
+@pytest.mark.parametrize("name", NAMES)
+async def test_what_is_of_another_type_is_named_and_nothing_changes(
+    tmp_path: Path, name: str, what: str
+) -> None:
+    root = tmp_path / "store"
+    await grown(root, clean=False)
+    path = root / name
+    is_folder = name in FOLDERS or (name.startswith("consumequeue/orders") and "0000" not in name)
+    if (what == "a folder") if is_folder else (what == "a file"):
+        return
+    path.parent.mkdir(exist_ok=True)
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    OTHER_TYPES[what](path)
+    before = fingerprint(root)
+    refusals: list[Callable[[], object]] = [
+        lambda: open_writer(config_of(root), BatchLimits(), HOST, WallClock()),
+        lambda: open_copy(config_of(root), WallClock()),
+        lambda: repair(root, Accepted(), observer=QueueChanges()),
+    ]
+    for refused in refusals:
+        with pytest.raises(StoreForeignFile, match=re.escape(str(path)) + "[ :].*[Mm]ove it out"):
+            refused()
+        assert fingerprint(root) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root is missing: it takes another user's rights")
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        (".", 0o555),
+        ("consumequeue", 0o555),
+        ("consumequeue/orders", 0o500),
+        ("commitlog", 0o555),
+        ("commitlog/00000000000000016384", 0o444),
+        ("checkpoint", 0o444),
+        ("cometmq.json", 0o000),
+        ("cometmq.epochs", 0o400),
+        ("index", 0o555),
+        ("config", 0o555),
+        ("lock", 0o444),
+    ],
+)
+async def test_what_another_user_owns_is_named_before_anything_changes(
+    tmp_path: Path, name: str, mode: int
+) -> None:
+    root = tmp_path / "store"
+    await grown(root, clean=False)
+    (root / "config").mkdir(exist_ok=True)
+    (root / "index").mkdir(exist_ok=True)
+    for path in (root, *root.rglob("*")):
+        os.chown(path, OTHER_USER, OTHER_USER)
+    os.chown(root / name, 0, 0)
+    (root / name).chmod(mode)
+    before = fingerprint(root)
+    with as_user(OTHER_USER):
+        with pytest.raises(StoreForbidden, match="belongs to user 0"):
+            open_writer(config_of(root), BatchLimits(), HOST, WallClock())
+        with pytest.raises(StoreForbidden, match="belongs to user 0"):
+            open_copy(config_of(root), WallClock())
+    assert fingerprint(root) == before
 
 
 @pytest.mark.parametrize("name", STORES)

@@ -7,6 +7,9 @@ and there in small pieces is mapped (:meth:`Files.map`). Its room is taken first
 disk under a mapping is SIGBUS, and it is synced by its descriptor, because ``mmap.flush`` holds the
 GIL for a whole msync.
 
+A page that the disk cannot read is damage, as a page of zeros is: what can be read of a file is
+read, the rest reads as zeros, and :meth:`File.is_unreadable` tells the two apart.
+
 Errors: a full disk is :class:`~cometmq.errors.DiskFull`, no descriptor to open a file with is
 :class:`~cometmq.errors.DescriptorsExhausted`, everything else that the kernel refuses is
 :class:`~cometmq.errors.StoreFailed`; a read that would have to wait for the disk is
@@ -16,21 +19,33 @@ Errors: a full disk is :class:`~cometmq.errors.DiskFull`, no descriptor to open 
 from __future__ import annotations
 
 import errno
+import logging
 import mmap
 import os
 import resource
 import shutil
+import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
-from cometmq.errors import DescriptorsExhausted, DiskFull, Shortage, StoreError, StoreFailed
+from cometmq.errors import (
+    DescriptorsExhausted,
+    DiskFull,
+    Shortage,
+    StoreError,
+    StoreFailed,
+    StoreForbidden,
+)
 from cometmq.native.interface import SharedOffsets
+
+logger = logging.getLogger(__name__)
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 StrPath: TypeAlias = str | os.PathLike[str]
@@ -44,9 +59,21 @@ ZEROS = bytes(CHUNK_BYTES)
 SYNCS_AT_ONCE = 8
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 NO_NOWAIT = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
+PAGE_BYTES = 4096  # that a disk, or the page cache, has or has not
+# the disk cannot read a page; a server of NFS does not know the file that was opened any more
+UNREADABLE = frozenset({errno.EIO, errno.ESTALE})
 NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})  # the process's limit, the machine's
 # what must not be left half done waits so long for a descriptor
 PATIENCE_S, PAUSE_S = 30.0, 0.05
+
+
+class Kind(Enum):
+    """What a path is; the values are how messages name it."""
+
+    FILE = "file"
+    FOLDER = "folder"
+    LINK = "symbolic link"  # one that leads nowhere, where links are followed
+    SPECIAL = "pipe, socket or device"
 
 
 class Entry(NamedTuple):
@@ -56,6 +83,16 @@ class Entry(NamedTuple):
     is_directory: bool
     size: int
     is_link: bool = False  # a symbolic one, whatever it points to; size is the link's own
+    is_special: bool = False  # a pipe, a socket or a device
+
+    @property
+    def kind(self) -> Kind:
+        """What it is by itself."""
+        if self.is_link:
+            return Kind.LINK
+        if self.is_special:
+            return Kind.SPECIAL
+        return Kind.FOLDER if self.is_directory else Kind.FILE
 
 
 class Usage(NamedTuple):
@@ -78,6 +115,11 @@ class File(Protocol):
     def pread(self, size: int, offset: int, *, nowait: bool = False) -> bytes:
         """Up to ``size`` bytes at ``offset``, fewer only at the end of the file. ``nowait``: only
         from memory.
+        """
+
+    def is_unreadable(self, start: int, end: int) -> bool:
+        """Whether reads found a page between ``start`` and ``end`` that the disk cannot read, and
+        nothing was written there since.
         """
 
     def pwrite(self, data: Buffer, offset: int) -> None:
@@ -141,6 +183,14 @@ class Files(Protocol):
     def exists(self, path: StrPath) -> bool:
         """True when something is at ``path``."""
 
+    def kind(self, path: StrPath) -> Kind | None:
+        """What ``path`` leads to; None: nothing is there."""
+
+    def check_allowed(self, path: StrPath) -> None:
+        """StoreForbidden unless this process may read what is at ``path``, and write it if files
+        are written at all.
+        """
+
     def make_directories(self, path: StrPath) -> None:
         """Make a directory and those above it; nothing happens when it exists."""
 
@@ -188,12 +238,41 @@ def store_error(error: OSError, action: str, path: StrPath) -> StoreError | Shor
     return StoreFailed(f"cannot {action} {os.fspath(path)}: {error.strerror or error}")
 
 
+@contextmanager
+def permissions() -> Iterator[None]:
+    """StoreForbidden instead of StoreFailed for what this user may not do."""
+    try:
+        yield
+    except StoreFailed as error:
+        if not isinstance(error.__cause__, PermissionError):
+            raise
+        path = error.__cause__.filename
+        raise StoreForbidden(
+            f"{error.message}: {whose(path)}" if path else error.message
+        ) from error
+
+
+def whose(path: StrPath) -> str:
+    """Who may do what with ``path``, or with the folder that it would be in."""
+    known = Path(path)
+    with suppress(OSError):
+        while not os.path.lexists(known):
+            known = known.parent
+        owner = known.lstat()
+        return (
+            f"{known} belongs to user {owner.st_uid} of group {owner.st_gid}, mode "
+            f"{stat.filemode(owner.st_mode)}; this process is of user {os.geteuid()} and group "
+            f"{os.getegid()}"
+        )
+    return f"user {os.geteuid()} of group {os.getegid()} may not look at it"
+
+
 class OsFile:
     """A :class:`File` of the operating system. ``_fd`` is -1 while it is not open; the pool's lock
     guards all fields.
     """
 
-    __slots__ = ("_closed", "_fd", "_pool", "_recent", "_users", "path")
+    __slots__ = ("_closed", "_fd", "_pool", "_recent", "_unreadable", "_users", "path")
 
     def __init__(self, pool: OsFiles, path: str) -> None:
         self.path = path
@@ -202,6 +281,7 @@ class OsFile:
         self._users = 0  # calls in flight: while there is one the descriptor stays
         self._recent = False  # used since the pool last looked for descriptors to close
         self._closed = False
+        self._unreadable: frozenset[int] = frozenset()  # numbers of pages
 
     def pread(self, size: int, offset: int, *, nowait: bool = False) -> bytes:
         assert min(size, offset) >= 0, (size, offset)
@@ -215,9 +295,19 @@ class OsFile:
         except BlockingIOError:
             raise
         except OSError as error:
-            raise store_error(error, "read", self.path) from error
+            if error.errno not in UNREADABLE:
+                raise store_error(error, "read", self.path) from error
+            if nowait:
+                raise BlockingIOError(errno.EAGAIN, "the disk cannot read it at once") from error
+            found, lost = self._pool.read_what_can_be(self.path, size, offset)
+            self._unreadable |= lost
+            return found
         finally:
             self._release()
+
+    def is_unreadable(self, start: int, end: int) -> bool:
+        first, last = start // PAGE_BYTES, -(-end // PAGE_BYTES)
+        return any(first <= page < last for page in self._unreadable)
 
     def pwrite(self, data: Buffer, offset: int) -> None:
         assert offset >= 0, offset
@@ -228,6 +318,8 @@ class OsFile:
             written = os.pwrite(fd, data, offset)
             while written < len(data):
                 written += os.pwrite(fd, memoryview(data)[written:], offset + written)
+            if self._unreadable:
+                self._unreadable -= pages_of(offset, offset + written)
         except OSError as error:
             raise store_error(error, "write", self.path) from error
         finally:
@@ -302,6 +394,11 @@ def _next_extent(fd: int, start: int, path: str) -> tuple[int, int]:
         raise store_error(error, "look into", path) from error
 
 
+def pages_of(start: int, end: int) -> frozenset[int]:
+    """The numbers of the pages that the bytes from ``start`` to ``end`` lie in."""
+    return frozenset(range(start // PAGE_BYTES, -(-end // PAGE_BYTES)))
+
+
 class OsMapping:
     """A :class:`Mapping` of the operating system."""
 
@@ -372,6 +469,7 @@ class OsFiles:
         # in the order of opening; a second chance moves a file to the end
         self._open: OrderedDict[OsFile, None] = OrderedDict()
         self._nowait = hasattr(os, "RWF_NOWAIT")
+        self.unreadable_count = 0  # pages that the disk could not read, each time that it was asked
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._scratch_lock = threading.Lock()
 
@@ -400,9 +498,21 @@ class OsFiles:
     def read(self, path: StrPath) -> bytes | None:
         with _catalogue("read", path):
             try:
-                return self._spared(Path(path).read_bytes)
+                fd = self._spared(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
             except FileNotFoundError:
                 return None
+            size = os.fstat(fd).st_size
+            try:
+                found = b""
+                while piece := os.pread(fd, max(size, PAGE_BYTES), len(found)):
+                    found += piece
+                return found
+            except OSError as error:
+                if error.errno not in UNREADABLE:
+                    raise
+                return self.read_what_can_be(os.fspath(path), size, 0)[0]
+            finally:
+                os.close(fd)
 
     def entries(self, path: StrPath) -> list[Entry]:
         found = []
@@ -413,13 +523,32 @@ class OsFiles:
         ):
             for name in names:
                 with suppress(FileNotFoundError):  # removed this moment: it alone is not there
-                    is_directory = name.is_dir(follow_symlinks=False)
+                    is_directory, is_link = name.is_dir(follow_symlinks=False), name.is_symlink()
+                    is_special = not (is_directory or is_link or name.is_file())
                     size = 0 if is_directory else name.stat(follow_symlinks=False).st_size
-                    found.append(Entry(name.name, is_directory, size, name.is_symlink()))
+                    found.append(Entry(name.name, is_directory, size, is_link, is_special))
         return sorted(found)
 
     def exists(self, path: StrPath) -> bool:
         return os.path.lexists(path)
+
+    def kind(self, path: StrPath) -> Kind | None:
+        with _catalogue("look at", path):
+            try:
+                mode = os.stat(path).st_mode
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ELOOP):
+                    raise
+                return Kind.LINK if os.path.lexists(path) else None
+        if stat.S_ISDIR(mode):
+            return Kind.FOLDER
+        return Kind.FILE if stat.S_ISREG(mode) else Kind.SPECIAL
+
+    def check_allowed(self, path: StrPath) -> None:
+        wanted = os.R_OK | (os.X_OK if os.path.isdir(path) else 0)
+        wanted |= os.W_OK if self._flags & os.O_RDWR else 0
+        if not os.access(path, wanted, effective_ids=True) and os.path.exists(path):
+            raise StoreForbidden(f"{os.fspath(path)} cannot be used: {whose(path)}")
 
     def make_directories(self, path: StrPath) -> None:
         with _catalogue("make", path):
@@ -478,6 +607,39 @@ class OsFiles:
         return os.getpid()
 
     # --- for OsFile -------------------------------------------------------------------------------
+
+    def read_what_can_be(self, path: str, size: int, offset: int) -> tuple[bytes, frozenset[int]]:
+        """The bytes of a file of which the disk cannot read all, with zeros for those, and the
+        numbers of the pages that cannot be read. The file is opened again: to a server of NFS the
+        one that was opened may be none any more.
+        """
+        found, lost, reason = bytearray(), list[int](), ""
+        with _catalogue("read", path):
+            fd = self._spared(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            try:
+                end = min(offset + size, os.fstat(fd).st_size)
+                while (at := offset + len(found)) < end:
+                    wanted = min(end, at - at % PAGE_BYTES + PAGE_BYTES) - at
+                    try:
+                        found += os.pread(fd, wanted, at).ljust(wanted, b"\0")
+                    except OSError as error:
+                        if error.errno not in UNREADABLE:
+                            raise
+                        reason = error.strerror or str(error)
+                        found += bytes(wanted)
+                        lost.append(at // PAGE_BYTES)
+            finally:
+                os.close(fd)
+        if lost:
+            first = lost[0] * PAGE_BYTES
+            logger.error(
+                "%s: the disk cannot read %d pages from %d on (%s): what they hold counts as "
+                "damaged",
+                *(path, len(lost), first, reason),
+            )
+            with self.lock:
+                self.unreadable_count += len(lost)
+        return bytes(found), frozenset(lost)
 
     def pread_nowait(self, fd: int, size: int, offset: int) -> bytes:
         """The bytes if all of them are in memory, else :class:`BlockingIOError`."""
@@ -588,7 +750,8 @@ def clear(file: File, start: int, end: int) -> int:
     for at, stop in file.data_extents(start, end):
         for chunk in range(at, stop, CHUNK_BYTES):
             size = min(CHUNK_BYTES, stop - chunk)
-            if file.pread(size, chunk) != ZEROS[:size]:
+            is_zero = file.pread(size, chunk) == ZEROS[:size]
+            if not is_zero or file.is_unreadable(chunk, chunk + size):
                 file.pwrite(ZEROS[:size], chunk)
                 written += size
     return written

@@ -11,7 +11,7 @@ from pathlib import Path
 from cometmq.errors import StoreForeignFile
 from cometmq.native.interface import SharedOffsets
 from cometmq.store import layout
-from cometmq.store.disk.files import Buffer, Entry, File, Files
+from cometmq.store.disk.files import Buffer, Entry, File, Files, Kind
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +41,10 @@ class Segment:
         assert self.start <= offset <= offset + size <= self.end, (self.file.path, offset, size)
         return self.file.pread(size, offset - self.start, nowait=nowait)
 
+    def is_unreadable(self, start: int, end: int) -> bool:
+        """Whether reads found that the disk cannot read all from ``start`` to ``end``."""
+        return self.file.is_unreadable(start - self.start, end - self.start)
+
     def pwrite(self, offset: int, data: Buffer) -> None:
         assert self.start <= offset <= offset + len(data) <= self.end, (self.file.path, offset)
         self.file.pwrite(data, offset - self.start)
@@ -56,6 +60,9 @@ class _Short:
 
     def pread(self, size: int, offset: int, *, nowait: bool = False) -> bytes:
         return self.whole.pread(size, offset, nowait=nowait).ljust(size, b"\0")
+
+    def is_unreadable(self, start: int, end: int) -> bool:
+        return self.whole.is_unreadable(start, end)
 
     def pwrite(self, data: Buffer, offset: int) -> None:
         raise AssertionError(f"{self.path} is written to before it is mended")
@@ -239,15 +246,15 @@ class Segments:
     def _checked_start(self, entry: Entry, *, is_last: bool) -> int:
         path = self.directory / entry.name
         start = layout.parse_offset_name(entry.name, self.directory)
-        if entry.is_directory:
+        if entry.is_directory or entry.is_special:
             raise StoreForeignFile(
-                f"{path} is a folder where a file of the store is expected: "
+                f"{path} is a {entry.kind.value} where a file of the store is expected: "
                 "move it out of the store"
             )
         if entry.is_link:
             raise StoreForeignFile(
-                f"{path} is a symbolic link: put the file itself there, or keep the whole data "
-                "folder where the link points to"
+                f"{path} is a symbolic link: move it out of the store and put the file itself "
+                "there, or keep the whole data folder where the link points to"
             )
         if not entry.size:
             raise StoreForeignFile(
@@ -281,4 +288,4 @@ class Segments:
 
 def _is_unfinished(entry: Entry) -> bool:
     is_ours = layout.OFFSET_NAME.fullmatch(entry.name) is not None
-    return is_ours and not entry.is_directory and entry.size == 0
+    return is_ours and entry.kind is Kind.FILE and entry.size == 0

@@ -143,8 +143,13 @@ class Indexer:
             self._stall(error.message)
             return False
         assert chunk is not None, (start, left)
-        if len(chunk.data) > BLANK_BYTES and not self._insert(keys_of_chunk(chunk.data)):
-            return False
+        try:
+            if len(chunk.data) > BLANK_BYTES and not self._insert(keys_of_chunk(chunk.data)):
+                return False
+        except StoreDamaged as error:
+            logger.error("%s: it is built again from the log", error.message)
+            self.truncate(self._index.last_begin_offset)
+            return True
         self._position = chunk.next_offset
         self._stalled = ""
         return True

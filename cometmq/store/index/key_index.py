@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 
-from cometmq.errors import Shortage, StoreForeignFile
+from cometmq.errors import Shortage, StoreDamaged, StoreForeignFile
 from cometmq.format import indexfile
 from cometmq.format.indexfile import HEADER_BYTES, Header, Keys, Sizes
 from cometmq.store import layout
-from cometmq.store.disk.files import CHUNK_BYTES, Entry, File, Files, Mapping
+from cometmq.store.disk.files import CHUNK_BYTES, Entry, File, Files, Kind, Mapping
 
 
 class IndexFile:
@@ -46,12 +46,19 @@ class IndexFile:
         return not self._sizes.room(self.header)
 
     def map(self, files: Files) -> None:
-        """Make ready for :meth:`put`, unless it is already. Shortage."""
+        """Make ready for :meth:`put`, unless it is already. Shortage. StoreDamaged: it has a page
+        that the disk cannot read, and has to be built again.
+        """
         if self._mapping is None:
             # A page that is not in memory would be read in the middle of a write, with the GIL
             # held. Entries are only added at the end: the slots are enough.
             for at in range(0, self._sizes.entries_at, CHUNK_BYTES):
                 self._file.pread(min(CHUNK_BYTES, self._sizes.entries_at - at), at)
+            tail = self._sizes.entries_at + self.header.next_entry * indexfile.ENTRY_BYTES
+            self._file.pread(min(indexfile.ENTRY_BYTES, self._sizes.file_bytes - tail), tail)
+            if self._file.is_unreadable(0, self._sizes.file_bytes):
+                # Writing there would end the process.
+                raise StoreDamaged(f"the disk cannot read all of {self.path}")
             self._mapping = files.map(self.path, self._sizes.file_bytes)
 
     def put(self, keys: Keys) -> None:
@@ -121,6 +128,11 @@ class KeyIndex:
     @property
     def entry_count(self) -> int:
         return sum(file.header.next_entry - 1 for file in self._list)
+
+    @property
+    def last_begin_offset(self) -> int:
+        """Log offset of the record whose key is the first of the last file."""
+        return self._list[-1].header.begin_offset
 
     @property
     def end_offset(self) -> int:
@@ -208,7 +220,7 @@ class KeyIndex:
 
     def _checked(self, entry: Entry) -> Entry:
         path = self._directory / entry.name
-        if not layout.INDEX_NAME.fullmatch(entry.name) or entry.is_directory:
+        if not layout.INDEX_NAME.fullmatch(entry.name) or entry.kind is not Kind.FILE:
             raise StoreForeignFile(f"{path} is not a file of a key index: move it out of the store")
         if entry.size != self._sizes.file_bytes:
             raise StoreForeignFile(
@@ -226,7 +238,8 @@ class KeyIndex:
 
     def insert(self, keys: Keys) -> int:
         """Put ``keys`` in, in the order of the log; returns how many, which is fewer than all when
-        another file cannot be made or opened now.
+        another file cannot be made or opened now. StoreDamaged: the last file has to be built
+        again.
         """
         done = 0
         while done < len(keys):
@@ -321,4 +334,4 @@ def _goes_on(before: IndexFile | None, file: IndexFile) -> bool:
 
 def _is_unfinished(entry: Entry) -> bool:
     """A crash came between the file's making and its first sync."""
-    return not entry.size and not entry.is_directory
+    return not entry.size and entry.kind is Kind.FILE

@@ -7,6 +7,7 @@ topic that its reader wants to see, and what is rare, comes by itself.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
@@ -24,6 +25,7 @@ RECORD_BYTES_MAX = 64 * 1024 * 1024
 
 FIRST_READ_BYTES = 4096  # most records are shorter
 
+SIZE = struct.Struct(">i")  # TOTALSIZE, the first field of a record
 MAGIC = record.MAGIC_V1.to_bytes(4, "big", signed=True)
 MAGIC_V2 = bytes.fromhex("daa320ab")
 MAGIC_AT = 4
@@ -105,6 +107,7 @@ class LogScan:
         self.end = start
         self.reason = ""
         self.kind = record.Kind.END
+        self.is_unreadable = False  # what is there: the disk has no torn write, it has lost a page
         self._segments = segments
         self._apart = apart_of(apart)
         self._chunk = b""
@@ -122,11 +125,20 @@ class LogScan:
             elif found.kind is record.Kind.BLANK:
                 self.end = segment.end
             else:
-                self.kind = found.kind
-                self.reason = found.reason or "nothing is written there"
+                self._stop(segment, found)
                 return
         self.kind = record.Kind.END
         self.reason = "the log has no file for what comes next"
+
+    def _stop(self, segment: Segment, found: record.Found) -> None:
+        self.kind = found.kind
+        self.reason = found.reason or "nothing is written there"
+        size = SIZE.unpack(self._chunk[self.end - self._chunk_start :][:4].ljust(4, b"\0"))[0]
+        size = min(max(size, 1), RECORD_BYTES_MAX, segment.end - self.end)
+        self.is_unreadable = segment.is_unreadable(self.end, self.end + size)
+        if self.is_unreadable:  # it reads as zeros, and whether a record was there nobody can tell
+            self.kind = record.Kind.BAD
+            self.reason = f"the disk cannot read all of it, in {segment.file.path}"
 
     def forget(self) -> None:
         """Read again what was read ahead: it may have been written since."""

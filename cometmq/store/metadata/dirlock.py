@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-import stat
 import threading
 from contextlib import suppress
 from pathlib import Path
 
 from cometmq.errors import StoreFailed, StoreForbidden, StoreLocked
+from cometmq.store.disk.files import whose
 
 CONTENT = b"lock"
 
@@ -80,15 +80,4 @@ class DirectoryLock:
         try:
             return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except PermissionError as error:
-            raise StoreForbidden(_whose(self._path)) from error
-
-
-def _whose(path: Path) -> str:
-    """Why ``path`` cannot be opened."""
-    known = path if path.exists() else path.parent
-    owner = known.stat()
-    return (
-        f"{path} may not be written by this process, user {os.geteuid()} of group {os.getegid()}: "
-        f"{known} belongs to user {owner.st_uid} of group {owner.st_gid}, mode "
-        f"{stat.filemode(owner.st_mode)}"
-    )
+            raise StoreForbidden(f"{self._path} cannot be written: {whose(self._path)}") from error

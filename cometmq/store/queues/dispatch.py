@@ -446,9 +446,8 @@ class Dispatcher:
         entries = [entry for entry in entries if not layout.is_ignored(entry.name)]
         for entry in entries:
             if not entry.is_directory:
-                kind = "symbolic link" if entry.is_link else "file"
                 raise StoreForeignFile(
-                    f"{path / entry.name} is a {kind} where folders are expected: "
+                    f"{path / entry.name} is a {entry.kind.value} where folders are expected: "
                     "move it out of the store"
                 )
         return [entry.name for entry in entries]

@@ -18,18 +18,19 @@ from cometmq.format import queueunit
 from cometmq.format.batch import BatchLimits
 from cometmq.format.indexfile import Sizes
 from cometmq.store import layout
-from cometmq.store.disk.files import Files
+from cometmq.store.disk.files import Files, permissions
 from cometmq.store.index.indexer import Indexer
 from cometmq.store.log.commitlog import CommitLog, Span
 from cometmq.store.log.scan import RECORD_BYTES_MAX
-from cometmq.store.metadata import abortfile, checkpoint, epochs, identity, reserve
+from cometmq.store.metadata import abortfile, checkpoint, epochs, heads, identity, reserve
 from cometmq.store.metadata.checkpoint import Checkpoint, CheckpointFile
 from cometmq.store.metadata.dirlock import DirectoryLock
 from cometmq.store.metadata.epochs import Epoch
+from cometmq.store.metadata.heads import HeadsFile
 from cometmq.store.metadata.identity import Identity, IdentityFile
 from cometmq.store.metadata.recovery_point import UNKNOWN, RecoveryPoint
 from cometmq.store.queues.dispatch import Dispatcher
-from cometmq.store.recovery import adoption, plan, witness
+from cometmq.store.recovery import adoption, plan, shape, witness
 from cometmq.store.recovery.adoption import Adoption
 from cometmq.store.recovery.checkpointer import Checkpointer
 from cometmq.store.recovery.plan import Plan
@@ -86,17 +87,21 @@ class OpenedStore:
         )
         self.epoch = 0  # the highest that is known
         self.epochs: list[Epoch] = []
+        self._heads: HeadsFile | None = None  # from the first change of the folder on
         self.clean_start = False
         self.adoption: Adoption | None = None
         self.last = LastRecord()  # of the log, when it was opened
         # Why all queues are to be rebuilt, whatever they hold; set before opening.
         self.rebuild_reason = ""
+        # What the disk cannot read from here on is given up; set before opening.
+        self.accepted_end: int | None = None
         self.losses: list[Loss] = []  # that recovery found
         self.has_damage = False  # which recovery passed over
         self.may_lack_queues = False  # see Preview
         self._options = options
         self._checkpoint: Checkpointer | None = None  # from the first change of the folder on
         self._is_changed = False  # the folder, by us
+        shape.check(files, self.paths)
         self._lock: DirectoryLock | None = DirectoryLock(self.paths.lock)
 
     @property
@@ -116,12 +121,14 @@ class OpenedStore:
         Until ``approve`` has seen what the store is going to hold, nothing is changed in the
         folder. So whatever it raises leaves the folder as it was, as any refusal of ours does.
         """
-        found = self._plan(observer, progress)
+        with permissions():
+            found = self._plan(observer, progress)
         if approve is not None:
             approve(Preview(self))
         self._is_changed = True
         try:
-            self._carry_out(found)
+            with permissions():
+                self._carry_out(found)
         except StoreFailed:
             self.note_failure()
             raise
@@ -138,9 +145,12 @@ class OpenedStore:
         self.adoption = adoption.find_adoption(files, paths, known, self.log, saved)
         if self.adoption is None:  # else its retention may have been here
             plan.refuse_missing_start(self.log, saved.log_start)
+            plan.refuse_strange_files(self.log, heads.load(files, paths.heads), self.epochs)
         disk_failed = abortfile.records_failure(files, paths.abort)
         chosen = self._plan_after_stop(known, saved, disk_failed=disk_failed)
-        chosen = dataclasses.replace(chosen, rebuild_reason=self.rebuild_reason)
+        chosen = dataclasses.replace(
+            chosen, rebuild_reason=self.rebuild_reason, accepted_end=self.accepted_end
+        )
         if not chosen.is_clean:
             logger.info(
                 "%s, %s: the log is read from %d on: %s",
@@ -189,6 +199,7 @@ class OpenedStore:
         abortfile.write(files, paths.abort, failed=found.disk_failed)
         file = CheckpointFile(files, paths.checkpoint)
         self._checkpoint = Checkpointer(self.log, self.dispatcher, self.indexer, file)
+        self._heads = HeadsFile(files, paths.heads)
         self._name(known, disk_failed=found.disk_failed)
         self.clean_start = known is None or (known.clean is not None and not known.recovered)
         self.identity.note(recovered=not self.clean_start)
@@ -290,6 +301,11 @@ class OpenedStore:
         epochs.save(self.files, self.paths.epochs, now)
         self.epochs = now
 
+    def note_heads(self) -> None:
+        """Note what the files of the log begin with, as far as it is on the disk."""
+        assert self._heads is not None, self.paths.root
+        self._heads.note(self.log.segments, self.log.flushed[0], self.epochs)
+
     def forget_former_name(self) -> None:
         """The store follows a writer, or writes: its name before a loss is of no use any more."""
         if self.identity.current.former_store_id:
@@ -381,6 +397,7 @@ class OpenedStore:
         end = self.log.flush()
         self.indexer.finish()
         self.checkpoint.flush_queues(lambda: (last_offset, last_size))
+        self.note_heads()
         assert self.dispatcher.dispatched[0] == end == self.log.end[0]
         last = self.log.read(last_offset, last_size, nowait=False) if last_size else b""
         _, tally = self.dispatcher.tallied

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cometmq.errors import StoreDamaged, StoreForeignFile
@@ -16,6 +17,8 @@ from cometmq.store.disk.segments import Segments
 from cometmq.store.log.commitlog import CommitLog
 from cometmq.store.log.scan import LogScan, found_at
 from cometmq.store.metadata.checkpoint import Checkpoint
+from cometmq.store.metadata.epochs import Epoch
+from cometmq.store.metadata.heads import Head, is_strange
 from cometmq.store.metadata.recovery_point import QueueTotals, RecoveryPoint
 from cometmq.store.recovery.replay import LastRecord
 
@@ -39,6 +42,7 @@ class Plan:
     is_foreign: bool = False  # another program wrote queues, or may have
     is_crash: bool = True
     rebuild_reason: str = ""  # why the queues are rebuilt, whatever they hold; empty: they are not
+    accepted_end: int | None = None  # what the disk cannot read from here on is given up
 
     @property
     def after(self) -> str:
@@ -58,6 +62,21 @@ def refuse_missing_start(log: CommitLog, log_start: int) -> None:
         f"not remove what lay before {segments.start}. Put it back, from a copy or another member; "
         f"or let {log.segments.repair_command()} say what is lost without it"
     )
+
+
+def refuse_strange_files(
+    log: CommitLog, known: Mapping[int, Head], epochs: Sequence[Epoch]
+) -> None:
+    """Raise StoreForeignFile for a file of another store in the place of one of the log."""
+    for segment in log.segments:
+        head = known.get(segment.start)
+        if head is not None and is_strange(segment, head, epochs):
+            raise StoreForeignFile(
+                f"{segment.file.path} is the log file of another store: this store's began with a "
+                f"record that was stored at {head.store_time_ms} ms since 1970, that one begins "
+                "with another. Put back the right one, from a copy or another member; or let "
+                f"{log.segments.repair_command()} say what is lost without it"
+            )
 
 
 def clean_plan(log: CommitLog, mark: RecoveryPoint) -> Plan:

@@ -114,6 +114,7 @@ class Rebuild:
         """Where the log continues behind the scan's end; None when it ends there."""
         plan, place = self._plan, scan.end
         is_known = place < plan.known_end or replay.last.store_time_ms < plan.known_time_ms
+        is_known |= scan.is_unreadable and place != plan.accepted_end
         missing = self._missing(place, replay)
         if is_known or (plan.kept_all and missing):
             behind = find_good(self._log.segments, place, self._log.segments.end)
@@ -145,6 +146,8 @@ def _ends_too_early(log: CommitLog, scan: LogScan, plan: Plan, missing: list[Los
     """
     if scan.end < plan.known_end:
         known = f"it was on the disk up to {plan.known_end}"
+    elif scan.is_unreadable:
+        known = "what lies there may be messages"
     elif plan.kept_all and missing:
         known = "its queues have messages behind that"
     else:

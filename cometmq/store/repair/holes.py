@@ -14,7 +14,7 @@ from cometmq.errors import StoreForeignFile
 from cometmq.format import record
 from cometmq.native.interface import SharedOffsets
 from cometmq.store import layout
-from cometmq.store.disk.files import Buffer, File, Files
+from cometmq.store.disk.files import Buffer, File, Files, Kind
 from cometmq.store.disk.segments import Segment, Segments
 from cometmq.store.log.units import LOST_RECORD_BYTES_MIN, lost_record
 from cometmq.store.metadata.identity import LastOptions
@@ -45,6 +45,10 @@ class Incomplete:
         source = self._new or self._old
         found = b"" if source is None else source.pread(size, offset, nowait=nowait)
         return found.ljust(size, b"\0")
+
+    def is_unreadable(self, start: int, end: int) -> bool:
+        source = self._new or self._old
+        return source is not None and source.is_unreadable(start, end)
 
     def pwrite(self, data: Buffer, offset: int) -> None:
         self._whole().pwrite(data, offset)
@@ -129,7 +133,7 @@ def _sizes(files: Files, directory: Path) -> dict[int, int]:
     foreign = [
         f"{directory / entry.name} does not belong there: move it out of the store"
         for entry in entries
-        if entry.is_directory or layout.OFFSET_NAME.fullmatch(entry.name) is None
+        if entry.kind is not Kind.FILE or layout.OFFSET_NAME.fullmatch(entry.name) is None
     ]
     if foreign:
         raise StoreForeignFile(f"{'; '.join(foreign)}; then repair again")

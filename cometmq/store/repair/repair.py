@@ -11,6 +11,7 @@ import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,15 +20,17 @@ from cometmq.format.indexfile import Sizes
 from cometmq.format.queueunit import UNIT_BYTES
 from cometmq.store import layout
 from cometmq.store.disk.files import Files, OsFiles
-from cometmq.store.disk.segments import Segments
+from cometmq.store.disk.segments import Segment, Segments
 from cometmq.store.follower import FollowerStore
 from cometmq.store.log.commitlog import CommitLog
 from cometmq.store.log.scan import LogScan, find_good, found_at
-from cometmq.store.metadata import abortfile, checkpoint, epochs, identity
+from cometmq.store.metadata import abortfile, checkpoint, epochs, heads, identity
 from cometmq.store.metadata.checkpoint import UNKNOWN_START, Checkpoint
+from cometmq.store.metadata.heads import is_strange
 from cometmq.store.metadata.identity import Identity, LastOptions
 from cometmq.store.metadata.recovery_point import UNKNOWN, RecoveryPoint
 from cometmq.store.queues.dispatch import Dispatcher
+from cometmq.store.recovery import shape
 from cometmq.store.recovery.opening import OpenedStore, StoreOptions
 from cometmq.store.recovery.plan import Plan
 from cometmq.store.recovery.recovery import Damage, Progress, Recovery
@@ -84,6 +87,7 @@ def repair(
     """
     files = OsFiles()
     paths = layout.StorePaths(directory)
+    shape.check(files, paths, queues=True)
     known = smallfiles.known_identity(files, paths, accepted.store_id)
     saved = smallfiles.known_checkpoint(files, paths)
     log_start = UNKNOWN_START if saved is None else saved.log_start
@@ -141,6 +145,7 @@ class _Repair:
             given_up = self._prepare(observer, progress)
             # The old ones stay until the new ones are known: they show what is lost.
             opened.rebuild_reason = "the store is repaired"
+            opened.accepted_end = self._accepted.end
             opened.open(observer, progress)
             opened.begin_following()
             store = FollowerStore(opened, self._options)
@@ -214,29 +219,39 @@ class _Repair:
             # Nothing says how far it was written. A good record behind the end does.
             while (behind := find_good(log, found.end, log.end)) is not None:
                 found = survey(log, behind, time_ms, progress=progress, tails=tails)
-        if mark is not None:
-            self._leave_out_another_logs_file(log, mark, found)
+        for segment in log:
+            if why := self._strange(log, segment, mark):
+                self._leave_out(log, segment, why, found)
         return found
 
-    def _leave_out_another_logs_file(
-        self, log: Segments, mark: RecoveryPoint, found: Survey
-    ) -> None:
-        """Its records are good, and would be taken for ours. The queues show whether the file is
-        another log's, or the mark.
+    def _strange(self, log: Segments, segment: Segment, mark: RecoveryPoint | None) -> str:
+        """What shows that a file is another log's; empty: nothing does. Its records are good, and
+        would be taken for ours.
         """
-        segment = log.find(mark.last_offset) if mark.last_bytes else None
-        if segment is None or mark.holds(log) or isinstance(segment.file, Incomplete):
-            return
+        if isinstance(segment.file, Incomplete):
+            return ""
+        head = heads.load(self._files, self._paths.heads).get(segment.start)
+        with suppress(StoreDamaged):  # then nothing is known of epochs
+            if is_strange(segment, head, epochs.load(self._files, self._paths.epochs)):
+                return "it is the log file of another store: it begins with another record"
+        is_marked = mark is not None and mark.last_bytes and log.find(mark.last_offset) is segment
+        if mark is None or not is_marked or mark.holds(log):
+            return ""
+        # The queues show whether the file is another log's, or the mark.
         wrong, count = losses.misfits(self._files, self._paths, segment)
         if 2 * wrong <= count:
-            return
+            return ""
+        return f"{wrong} of {count} units of queues name other records: it is another log's file"
+
+    def _leave_out(self, log: Segments, segment: Segment, why: str, found: Survey) -> None:
         before = _last_before(log, segment.start)
-        why = f"{wrong} of {count} units of queues name other records: it is another log's file"
         rest = [d for d in found.damages if d.end <= segment.start or d.start >= segment.end]
         mine = Damage(segment.start, segment.end, why, before.store_time_ms)
         found.damages = sorted([*rest, mine])
         if found.end <= segment.end:
-            found.end, found.last, found.missing_bytes = segment.end, before, 0
+            known_end = found.end + found.missing_bytes
+            found.end, found.last = segment.end, before
+            found.missing_bytes = max(0, known_end - segment.end)
 
     def _given_up(self, log: Segments, found: Survey) -> Iterator[Damage]:
         """Records that look good and are given up all the same: no checksum covers a wrong queue
@@ -279,7 +294,8 @@ class _Repair:
         log = CommitLog(self._paths, self._files, row.file_bytes)
         log.segments = row
         dispatcher = Dispatcher(self._paths, self._files, self._options.consume_queue_file_bytes)
-        plan = Plan(row.start, "the store is repaired", rebuild_reason="the store is repaired")
+        why = "the store is repaired"
+        plan = Plan(row.start, why, rebuild_reason=why, accepted_end=self._accepted.end)
         Recovery(log, dispatcher, observer, plan).decide(None, lambda: "")
         dispatcher.close()
 
@@ -337,6 +353,7 @@ class _Repair:
         now = self._left_open(known.identity, whole=not self._breaks_history(found))
         identity.save(self._files, self._paths.identity, now)
         self._files.remove_tree(self._paths.index)
+        self._files.unlink(self._paths.heads)  # files may begin with another record from now on
         self._files.sync_directory(self._paths.root)
 
     def _breaks_history(self, found: Survey) -> bool:

@@ -13,7 +13,7 @@ from cometmq.errors import StoreFailed, StoreForeignFile
 from cometmq.format import record
 from cometmq.format.queueunit import UNIT_BYTES
 from cometmq.store import layout
-from cometmq.store.disk.files import Files
+from cometmq.store.disk.files import Files, Kind
 from cometmq.store.disk.segments import Segments
 from cometmq.store.log.scan import LogScan, Stretch, find_good
 from cometmq.store.log.units import LOST_TOPIC
@@ -152,7 +152,7 @@ def _behind(
 ) -> int | None:
     missing = counted.missing(scan.end)
     is_known = scan.end < known_end or found.last.store_time_ms < known_time_ms
-    if is_known or missing:
+    if is_known or missing or scan.is_unreadable:
         behind = find_good(log, scan.end, log.end)
         if behind is None:
             found.missing = missing
@@ -202,7 +202,7 @@ def _sizes(files: Files, directory: Path) -> tuple[dict[int, int], list[str]]:
     complaints = []
     entries = [entry for entry in files.entries(directory) if not layout.is_ignored(entry.name)]
     for entry in entries:
-        if entry.is_directory or layout.OFFSET_NAME.fullmatch(entry.name) is None:
+        if entry.kind is not Kind.FILE or layout.OFFSET_NAME.fullmatch(entry.name) is None:
             complaints.append(f"{directory / entry.name} does not belong there")
         elif entry.size:
             sizes[int(entry.name)] = entry.size

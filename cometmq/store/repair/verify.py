@@ -6,18 +6,20 @@ A store that a broker has open may be verified: what has not reached its mark is
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from cometmq.errors import StoreDamaged, StoreForeignFile
+from cometmq.errors import StoreDamaged, StoreFailed, StoreForeignFile
 from cometmq.format.indexfile import Sizes
 from cometmq.store import layout
 from cometmq.store.disk.files import Files, OsFiles
 from cometmq.store.disk.segments import Segments
 from cometmq.store.log.scan import Stretch
-from cometmq.store.metadata import epochs
-from cometmq.store.recovery import witness
+from cometmq.store.metadata import epochs, heads
+from cometmq.store.metadata.heads import is_strange
+from cometmq.store.recovery import shape, witness
 from cometmq.store.recovery.recovery import Progress
 from cometmq.store.recovery.replay import Observer
 from cometmq.store.repair import losses
@@ -78,6 +80,7 @@ class _Verification:
         self._report = Report(str(directory))
         self._paths = layout.StorePaths(directory)
         self._files: Files = OsFiles(OPEN_FILES_MAX, writable=False)
+        shape.check(self._files, self._paths)
         self._known = Known.of(self._files, self._paths)
         options = None if self._known.identity is None else self._known.identity.options
         self._log_file_bytes = None if options is None else options.log_file_bytes
@@ -96,6 +99,7 @@ class _Verification:
             )
             return self._report
         self._report_start(log)
+        self._report_strange_files(log)
         try:
             for complaint in complaints:
                 self._add("file", self._paths.commit_log, None, complaint)
@@ -158,6 +162,16 @@ class _Verification:
         if 0 <= known < log.start and self._known.identity is not None:
             what = f"is missing: the log began there, and begins at {log.start} now"
             self._add("log", log.path(known), known, what)
+
+    def _report_strange_files(self, log: Segments) -> None:
+        known = heads.load(self._files, self._paths.heads)
+        # Then nothing is known of epochs, or retention has removed a file meanwhile.
+        with suppress(StoreDamaged, StoreFailed):
+            its_epochs = epochs.load(self._files, self._paths.epochs)
+            for segment in log:
+                if is_strange(segment, known.get(segment.start), its_epochs):
+                    what = "the log file of another store: it begins with another record"
+                    self._add("log", segment.file.path, segment.start, what)
 
     def _mark_end(self, log: Segments) -> int:
         """Up to where the log should be whole."""

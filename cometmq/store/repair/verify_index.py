@@ -16,7 +16,7 @@ from cometmq.format import indexfile, record
 from cometmq.format.indexfile import ENTRY_BYTES, HEADER_BYTES, KEY, SLOT_BYTES, Header, Sizes
 from cometmq.format.indexkeys import keys_of_chunk
 from cometmq.store import layout
-from cometmq.store.disk.files import File, Files
+from cometmq.store.disk.files import File, Files, Kind
 from cometmq.store.log.scan import Stretch
 
 PLACE = struct.Struct(">iq8x")  # of an entry: the key's hash, and where the record starts
@@ -76,7 +76,7 @@ class IndexCheck:
             if layout.is_ignored(entry.name) or (not entry.size and not entry.is_directory):
                 continue
             path = self._directory / entry.name
-            if layout.INDEX_NAME.fullmatch(entry.name) is None or entry.is_directory:
+            if layout.INDEX_NAME.fullmatch(entry.name) is None or entry.kind is not Kind.FILE:
                 self.faults.append((path, None, "is not a file of a key index"))
             elif entry.size != self._sizes.file_bytes:
                 self.faults.append(

@@ -9,6 +9,7 @@ import atexit
 import hashlib
 import json
 import logging
+import os
 import random
 import re
 import shutil
@@ -29,6 +30,8 @@ from cometmq.admin.store_cli import store_group
 from cometmq.errors import CometError, MessageNotFound, StoreDamaged
 from cometmq.member.state.opening import Opened
 from cometmq.model import Position
+from cometmq.store import layout
+from tests.support.faults.bad_pages import BadPages
 from tests.support.faults.witness_damage import Damage
 from tests.support.faults.witness_life import BEGAN_MS, Life, Message, read, start
 from tests.support.stores.small_stores import HOST, encoded
@@ -36,6 +39,7 @@ from tests.support.stores.small_stores import HOST, encoded
 STEPS_MAX = 8  # that an operator takes before giving up
 LOST_LINE = re.compile(r"lost: (\d+) messages from offset (\d+) on of queue (\d+) of (\S+?),")
 PASSED_OVER = re.compile(r"the log is damaged from (\d+) to (\d+)")
+NAMED = re.compile(r"messages? (\d+)(?: to (\d+))? of queue (\d+) of ([^\s,.]+)")
 VALUED = re.compile(
     r"--(write-off) (\d+-\d+)"
     r"|--(accept-end|epoch|cut-at|hash-slots|index-entries|queue-file-bytes) (\d+)"
@@ -89,18 +93,23 @@ class Story:
         self.refusals = 0
         self.lost = 0  # synced messages that are gone, and were named
         self._said: set[Place] = set()
+        # Named in a refusal, before the operator gave them up. A topic that was made again may
+        # have the older one's message there, if its deletion is lost as well.
+        self._named: set[Place] = set()
         # Of the log: where damage was told, and what was given up. What stood there is named too,
         # unless the damage has taken the queue with it.
         self._passed_over: list[tuple[int, int]] = []
         self._given_up: list[tuple[int, int]] = []
         self._struck: list[str] = []  # paths that were damaged
         self._options: dict[str, list[str]] = {}
+        self._bad = BadPages()
+        self._had_heads = False
 
     # --- the whole ----------------------------------------------------------------------------
 
     def play(self) -> Story:
         try:
-            with self._listening():
+            with self._listening(), self._bad.met():
                 self.root.mkdir()
                 self.life.play()
                 self._tell(f"lived: {len(self.life.acknowledged())} messages in {self.life.topics}")
@@ -135,9 +144,10 @@ class Story:
         return found
 
     def _strike(self) -> None:
+        self._had_heads = (self.root / layout.HEADS).exists()
         other = another(self.seed % 3)
         for _ in range(self.rng.choice([1, 1, 1, 2])):
-            damage = Damage(self.root, self.rng, other, self.life.older)
+            damage = Damage(self.root, self.rng, other, self.life.older, self._bad)
             damage.strike()
             self.kinds.append(damage.name)
             self._struck.append(str(damage.path.relative_to(self.root)))
@@ -176,6 +186,9 @@ class Story:
     def _obey(self, text: str) -> None:
         """Do what is written there."""
         self._tell(f"told: {text}")
+        for first, last, queue_id, topic in NAMED.findall(text):
+            places = range(int(first), int(last or first) + 1)
+            self._named.update((topic, int(queue_id), at) for at in places)
         valued = [_option(m) for m in VALUED.findall(text)]
         if "--epoch" in text and ("--epoch NUMBER" in text or "give --epoch" in text):
             valued = [v for v in valued if v[0] != "epoch"] + [("epoch", str(self.life.epoch + 1))]
@@ -194,7 +207,7 @@ class Story:
     def _move_out(self, text: str) -> None:
         named = [Path(word.rstrip(".,:;")) for word in text.split() if str(self.root) in word]
         for path in named:
-            if path.exists() and path != self.root:
+            if os.path.lexists(path) and path != self.root:
                 self._tell(f"moved out {path.relative_to(self.root)}")
                 shutil.move(path, tempfile.mkdtemp(dir=self.root.parent))
                 return
@@ -281,18 +294,18 @@ class Story:
             f"{path}/".startswith(queue) or queue.startswith(f"{path}/") for path in self._struck
         ):
             ranges += self._given_up
-        return message.place in self._said or any(
+        return message.place in self._said | self._named or any(
             start <= message.log_offset < end for start, end in ranges
         )
 
     def _is_anothers(self) -> bool:
-        """The log is another store's, and there was no mark yet that could tell: see
-        docs/reliability.md.
+        """The log is another store's, and there was no mark yet that could tell, nor what its files
+        began with: see docs/reliability.md.
         """
         swapped = any("another store's" in kind and "of log" in kind for kind in self.kinds)
         return (
             swapped
-            and not self.refusals
+            and not self._had_heads
             and any("from 0 on: without a checkpoint" in line for line in self.lines)
         )
 
@@ -308,7 +321,7 @@ class Story:
             return False, False
         if found.body != message.body:
             # Where the deletion of a topic was lost, with its successor, the old one is back.
-            if message.place not in self._said:
+            if message.place not in self._said | self._named:
                 self._problem("wrong body", f"{message.place}: {found.body[:20]!r}")
             return False, False
         return True, False
@@ -395,11 +408,13 @@ class Story:
 
 
 def hashes(root: Path) -> dict[str, str]:
-    """Each file's content; the lock is whose process is there."""
+    """Each file's content, and what else there is; the lock is whose process is there."""
     return {
         str(path.relative_to(root)): hashlib.sha1(path.read_bytes()).hexdigest()
+        if path.is_file()
+        else f"{path.lstat().st_mode:o}"
         for path in root.rglob("*")
-        if path.is_file() and path.name != "lock"
+        if path.name != "lock"
     }
 
 

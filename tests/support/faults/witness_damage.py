@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+
+from tests.support.faults.bad_pages import PAGE_BYTES, BadPages
 
 # --- what is done to one file -------------------------------------------------------------------
 
@@ -121,11 +124,31 @@ SMALL = ("checkpoint", "cometmq.json", "cometmq.epochs", "abort", "lock", "comet
 FOLDERS = ("commitlog", "consumequeue", "index", "config", "consumequeue/rmq_sys_cometmq_state")
 
 
-class Damage:
-    """One thing that happened; ``name`` tells its kind, ``paths`` what it changed."""
+def _folder(path: Path) -> None:
+    path.mkdir()
 
-    def __init__(self, root: Path, rng: random.Random, other: Path, older: Path | None) -> None:
-        self.root, self.rng, self.other, self.older = root, rng, other, older
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def _file_of_text(path: Path) -> None:
+    path.write_text("mine")
+
+
+class Damage:
+    """One thing that happened; ``name`` tells its kind, ``paths`` what it changed. ``bad`` gets the
+    pages that the disk cannot read from now on.
+    """
+
+    def __init__(
+        self, root: Path, rng: random.Random, other: Path, older: Path | None, bad: BadPages
+    ) -> None:
+        self.root, self.rng, self.other, self.older, self.bad = root, rng, other, older, bad
         self.name, self.path = "", root
 
     def strike(self) -> None:
@@ -158,6 +181,10 @@ class Damage:
             return "", self.root
         if self.rng.random() < 0.2:
             return self._replaced(where, path)
+        if self.rng.random() < 0.2:
+            written = len(path.read_bytes().rstrip(b"\0")) or 1
+            self.bad.spoil(path, self.rng.randrange(-(-written // PAGE_BYTES)))
+            return f"unreadable page in {where}", path
         act = self.rng.choice(ON_FILES)
         act(path, self.rng)
         return f"{act.__name__} {where}", path
@@ -173,7 +200,7 @@ class Damage:
 
     def _whole(self) -> tuple[str, Path]:
         """Folders, and files that nobody put there."""
-        choice = self.rng.randrange(4)
+        choice = self.rng.randrange(7)
         if choice == 0:
             folder = self.root / self.rng.choice(FOLDERS)
             if folder.is_dir():
@@ -190,10 +217,46 @@ class Damage:
             if not path.exists():
                 path.write_bytes(b"")
                 return f"an empty {path.name}", path
-        else:
+        elif choice == 3:
             queues = sorted(self.root.glob("consumequeue/*/*"))
             if queues:
                 queue = self.rng.choice(queues)
                 shutil.rmtree(queue)
                 return "delete a queue", queue
+        elif choice == 4:
+            return self._of_another_type()
+        else:
+            return self._exchanged()
         return "", self.root
+
+    def _of_another_type(self) -> tuple[str, Path]:
+        """A name that is there leads to something of another type."""
+        rows = [*SMALL, *FOLDERS, "cometmq.timers", "lost", "cometmq.next"]
+        files = sorted(p for p in self.root.rglob("*") if p.is_file() and p.parent != self.root)
+        path = self.rng.choice([self.root / self.rng.choice(rows), *files[:1], *files[-1:]])
+        if self.rng.random() < 0.5 and files:
+            path = self.rng.choice(files)
+        makes = [_pipe, _loop, _file_of_text if path.is_dir() else _folder]
+        make = self.rng.choice(makes)
+        where = path.name if path.parent == self.root else path.relative_to(self.root).parts[0]
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.exists():
+            path.unlink()
+        elif not path.parent.is_dir():
+            return "", self.root
+        make(path)
+        return f"{make.__name__[1:]} in place of {where}", path
+
+    def _exchanged(self) -> tuple[str, Path]:
+        """Files or folders of two queues or topics."""
+        what = self.rng.choice(["consumequeue/*", "consumequeue/*/*", "consumequeue/*/*/0*"])
+        found = sorted(self.root.glob(what))
+        if len(found) < 2:
+            return "", self.root
+        one, other = self.rng.sample(found, 2)
+        aside = self.root / "aside"
+        one.rename(aside)
+        other.rename(one)
+        aside.rename(other)
+        return f"exchange of {('topics', 'queues', 'queue files')[what.count('/') - 1]}", one

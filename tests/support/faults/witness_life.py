@@ -15,9 +15,10 @@ from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
-from cometmq.format import queueunit, record
+from cometmq.format import record
 from cometmq.format.batch import BatchLimits
 from cometmq.member.config import MemberConfig
+from cometmq.member.read.records import read_mended_message
 from cometmq.member.state.exports import Exporter
 from cometmq.member.state.opening import Opened, open_writer
 from cometmq.member.state.statelog import append_now, keep_from
@@ -309,6 +310,4 @@ def read(store: BaseStore, topic: str, queue_id: int, queue_offset: int) -> reco
     low, high = store.queue_bounds(topic, queue_id)
     if not low <= queue_offset < high:
         raise LookupError(f"the queue goes from {low} to {high}")
-    units = store.read_units(topic, queue_id, queue_offset, 1)
-    place, size, _ = queueunit.unit_at(units, 0)
-    return record.decode(store.read_records([(place, size)]))
+    return record.decode(read_mended_message(store, (topic, queue_id), queue_offset))

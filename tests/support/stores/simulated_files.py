@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from cometmq.errors import DiskFull, StoreFailed
 from cometmq.native.interface import SharedOffsets
+from cometmq.store.disk import files as disk_files
 from cometmq.store.disk.files import Buffer, Entry, File, Mapping, StrPath, Usage
 from tests.support.stores.disk_model import PAGE_BYTES, DiskModel, FileNode, FolderNode
 
@@ -226,6 +227,16 @@ class SimulatedFiles:
         for directory in directories:
             self.sync_directory(directory)
 
+    def kind(self, path: StrPath) -> disk_files.Kind | None:
+        found = self.disk.find(self._relative(path))
+        if found is None:
+            return None
+        is_folder = isinstance(found, FolderNode)
+        return disk_files.Kind.FOLDER if is_folder else disk_files.Kind.FILE
+
+    def check_allowed(self, path: StrPath) -> None:
+        """Everything is."""
+
     def boot_id(self) -> str:
         return self._boot
 
@@ -256,6 +267,9 @@ class SimulatedFile:
             return b""
         node = self._opened()
         return self._files.call("read", self.path, lambda: bytes(node.seen[offset : offset + size]))
+
+    def is_unreadable(self, start: int, end: int) -> bool:
+        return False
 
     def pwrite(self, data: Buffer, offset: int) -> None:
         if self._closed:

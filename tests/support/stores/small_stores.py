@@ -99,6 +99,9 @@ class FaultyFile:
     def pread(self, size: int, offset: int, *, nowait: bool = False) -> bytes:
         return self._file.pread(size, offset, nowait=nowait)
 
+    def is_unreadable(self, start: int, end: int) -> bool:
+        return self._file.is_unreadable(start, end)
+
     def pwrite(self, data: Buffer, offset: int) -> None:
         disk = self._disk
         if disk.full_for is not None and disk.full_for in self.path:
