@@ -17,7 +17,7 @@ gRPC statuses are named, not imported.
 from __future__ import annotations
 
 from enum import Enum
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class Retry(Enum):
@@ -41,7 +41,7 @@ class CometError(Exception):
     code: ClassVar[int] = 0  # 0 marks the abstract classes
     status: ClassVar[str] = "UNKNOWN"  # name of the gRPC status of a refused unary call
     retry: ClassVar[Retry] = Retry.NEVER
-    advice: ClassVar[str] = ""
+    advice: str = ""  # of the class; an error that knows more has its own
 
     def __init__(
         self,
@@ -64,6 +64,21 @@ class CometError(Exception):
             return self.message
         end = "" if self.message.endswith((".", "!", "?")) else "."
         return f"{self.message}{end} {self.advice}"
+
+    def after(self, refusal: CometError | None) -> Self:
+        """The error of a caller that has tried until its time was over: its text has what the last
+        try was refused with, which is its ``__cause__``, too.
+        """
+        if refusal is not None:
+            self.message = f"{self.message} The last refusal: {refusal.name()}: {refusal}"
+            self.args = (self.message,)
+            self.__cause__ = refusal
+        return self
+
+    def advising(self, advice: str) -> Self:
+        """The error, with advice that fits this case better than that of its class."""
+        self.advice = advice
+        return self
 
     @classmethod
     def name(cls) -> str:
@@ -109,7 +124,7 @@ class InvalidRequest(RequestError):
     """A field of the request is missing, malformed or out of its range; the message names it."""
 
     code = 1000
-    advice = "Correct the named field and send the request again."
+    advice = "Correct what the message names, then try again."
 
 
 class TopicNameInvalid(RequestError):
@@ -790,7 +805,7 @@ class PeerUnproven(BusyError):
 
 
 class SendTimeout(BusyError):
-    """No answer to a message came within its delivery time."""
+    """No broker has acknowledged a message within its delivery time."""
 
     code = 4006
     status = "DEADLINE_EXCEEDED"
@@ -798,6 +813,17 @@ class SendTimeout(BusyError):
     advice = (
         "The message may or may not have been stored: send it again if a duplicate does no harm."
     )
+    may_be_stored = True  # False: it is certainly not stored
+
+    @classmethod
+    def not_stored(cls, message: str) -> Self:
+        """The error of a message that is certainly not stored."""
+        error = cls(message).advising(
+            "The message is not stored. Remove what its last refusal names, if it had one, then "
+            "send it again."
+        )
+        error.may_be_stored = False
+        return error
 
 
 class RequestTimeout(BusyError):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Enum, IntEnum
+from typing import cast
 
-from cometmq.errors import DelayInvalid, DelayLevelInvalid, InvalidRequest
+from cometmq.errors import DelayInvalid, DelayLevelInvalid, InvalidRequest, PropertiesInvalid
 from cometmq.native import untracked
 
 PERMISSION_READ = 4
@@ -176,6 +177,12 @@ class TopicConfig:
         )
 
 
+class JoinedKeys(tuple[str, ...]):
+    """Keys of a message as one text with blanks between them, which were looked at before."""
+
+    __slots__ = ()
+
+
 @untracked
 @dataclass(slots=True, init=False)  # not frozen: that would cost as much as encoding the message
 class Message:
@@ -270,7 +277,7 @@ class Message:
         if queue is not None and not (queue.__class__ is QueueRef and queue.is_of(self.topic)):
             return False
         for key in self.keys:
-            if key.__class__ is not str:
+            if key.__class__ is not str or not key or " " in key or not key.isprintable():
                 return False
         for name, value in self.properties.items():
             if name.__class__ is not str or value.__class__ is not str:
@@ -299,11 +306,12 @@ class Message:
         _check_text("topic", self.topic)
         body: object = self.body
         if not isinstance(body, bytes):
-            how = "body.encode()" if isinstance(body, str) else "bytes(body)"
-            raise InvalidRequest(f"The body must be bytes, not {type(body).__name__}: {how}.")
+            raise InvalidRequest(
+                f"The body must be bytes, not {type(body).__name__}: {_as_bytes(body)}."
+            )
         _check_text("tag", self.tag)
         _check_text("sharding_key", self.sharding_key)
-        check_texts("keys", self.keys)
+        check_keys(self.keys)
         _check_properties(self.properties)
         if type(self.flag) is not int or not -(2**31) <= self.flag < 2**31:
             raise InvalidRequest(f"flag must be a whole number of 32 bits, not {self.flag!r}.")
@@ -321,6 +329,19 @@ class Message:
                 raise InvalidRequest(
                     f"The message is for topic {self.topic!r}, its queue of {self.queue.topic!r}."
                 )
+
+
+def _as_bytes(body: object) -> str:
+    """How it becomes bytes, in words."""
+    if isinstance(body, str):
+        return "body.encode()"
+    if isinstance(body, bytearray | memoryview):
+        return "bytes(body)"
+    if body is None:
+        return 'b"" for a message without one'
+    if isinstance(body, dict | list | tuple | int | float):
+        return "json.dumps(body).encode()"
+    return "encode it, as JSON or otherwise"
 
 
 def check_delay(delay_ms: object) -> None:
@@ -366,6 +387,20 @@ def check_texts(name: str, texts: object) -> None:
         raise InvalidRequest(f"{name} must be a tuple of texts, not {texts!r}.")
     for text in texts:
         _check_text(f"each of {name}", text)
+
+
+def check_keys(keys: object) -> None:
+    """InvalidRequest for what is no collection of texts, PropertiesInvalid for a text that is no
+    key.
+    """
+    if isinstance(keys, JoinedKeys):
+        return
+    check_texts("keys", keys)
+    for key in cast("Collection[str]", keys):
+        if key.split() != [key]:
+            raise PropertiesInvalid(f"Key {key!r}: a key is not empty and has no blanks.").advising(
+                "Give several keys in place of one with blanks, or join its words with '-'."
+            )
 
 
 def _check_text(name: str, text: object) -> None:

@@ -104,7 +104,7 @@ class Producer(Lifecycle):
             self._connections,
             self._routes,
             self._tasks,
-            Sending(self._groups_of, self._queues_of, self.send, self._send_now),
+            Sending(self._groups_of, self._queues_of, self.send, self._send_now, self._hindrance),
         )
         self._recaller = Recaller(self._options, self._connections, self._routes, self._clock)
         self._replier = Replier(self._connections.namesrv, self._options.client_id)
@@ -169,9 +169,7 @@ class Producer(Lifecycle):
 
     async def _stop(self) -> None:
         for sender in self._senders.values():
-            sender.fail_all(
-                ClientClosed("The producer was closed before the message was acknowledged.")
-            )
+            sender.fail_all()
         self._buffer.room.set()
         try:
             await self._tracing.close(flush=not self._is_cancelled)
@@ -271,8 +269,13 @@ class Producer(Lifecycle):
         return asyncio.shield(many.decided)
 
     async def send_many_and_wait(self, messages: Iterable[Message]) -> SendReceipts:
-        """Sends the messages and waits for their receipts."""
-        return await (await self.send_many(messages))
+        """Sends the messages and waits for their receipts. Raises the error of the first message
+        that was not stored, when all are decided; :meth:`send_many` gives the receipts of the
+        others.
+        """
+        receipts = await (await self.send_many(messages))
+        receipts.raise_first_error()
+        return receipts
 
     async def send_batch(self, messages: Sequence[Message]) -> list[SendReceipt]:
         """Sends messages as one unit to one queue: they are stored together and follow each other,
@@ -524,6 +527,12 @@ class Producer(Lifecycle):
         partitioner = self._partitioners.get(topic)
         return () if partitioner is None else partitioner.queues
 
+    def _hindrance(self, topic: str | None = None) -> CometError | None:
+        """Why messages of the topic, or of any, are not stored now; None: nothing is known."""
+        groups = None if topic is None else {q.broker_group for q in self._queues_of(topic)}
+        senders = [s for s in self._senders.values() if groups is None or s.broker_group in groups]
+        return next((s.hindrance for s in senders if s.hindrance is not None), None)
+
     def _check_queues(self, topic: str, partitioner: StickyPartitioner) -> None:
         if partitioner.queue_writers:
             return
@@ -544,7 +553,9 @@ class Producer(Lifecycle):
         timeout_s = max(0.0, deadline_s - self._clock.monotonic_s())
         if not await race(*(sender.opened.wait() for sender in senders), timeout_s=timeout_s):
             groups = ", ".join(sorted(sender.broker_group for sender in senders))
-            raise PeerUnavailable(f"No broker answers: {groups}.")
+            raise PeerUnavailable(f"No broker answers: {groups}. The message is not stored.").after(
+                self._hindrance(topic)
+            )
         self._check_open()
         self._check_queues(topic, partitioner)  # the route may have changed meanwhile
 

@@ -187,23 +187,6 @@ static int is_own_name(span name, PyObject *reserved)
     return !((first >= 'A' && first <= 'Z') || first == '1') || (is_bytes(reserved, &list) && !is_listed(list, name));
 }
 
-/* Whether a text has a blank, or something that could be one: those of Unicode begin with these bytes. */
-static int has_blank(span text)
-{
-    for (size_t at = 0; at < text.length; at++) {
-        uint8_t byte = text.start[at];
-        if (byte <= ' ')
-            return 1;
-        if (byte >= 0xc2 && byte <= 0xe3 && at + 1 < text.length) {
-            uint8_t next = text.start[at + 1];
-            if ((byte == 0xc2 && (next == 0x85 || next == 0xa0)) || (byte == 0xe1 && next == 0x9a)
-                || (byte == 0xe2 && (next == 0x80 || next == 0x81)) || (byte == 0xe3 && next == 0x80))
-                return 1;
-        }
-    }
-    return 0;
-}
-
 static int put_keys(writer *to, PyObject *keys)
 {
     put_bytes(to, "KEYS\x01", 5);

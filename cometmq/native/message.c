@@ -4,6 +4,8 @@
 
 #include "message.h"
 
+#include "text.h"
+
 #include <stddef.h>
 #include <structmember.h>
 
@@ -32,13 +34,20 @@ int is_number(PyObject *object, long *number)
     return !overflow && *number >= INT32_MIN && *number <= INT32_MAX;
 }
 
-static int are_texts(PyObject *keys)
+/* Whether it is a tuple of texts that are keys: not empty, and without a blank. */
+static int are_keys(PyObject *keys)
 {
     if (!PyTuple_CheckExact(keys))
         return 0;
-    for (Py_ssize_t at = 0; at < PyTuple_Size(keys); at++)
-        if (!PyUnicode_CheckExact(PyTuple_GetItem(keys, at)))
+    for (Py_ssize_t at = 0; at < PyTuple_Size(keys); at++) {
+        PyObject *key = PyTuple_GetItem(keys, at);
+        Py_ssize_t length;
+        const char *start = PyUnicode_CheckExact(key) ? PyUnicode_AsUTF8AndSize(key, &length) : NULL;
+        if (start == NULL)
+            PyErr_Clear(); /* Python says what is wrong */
+        if (start == NULL || length == 0 || has_blank((span){(const uint8_t *)start, (size_t)length}))
             return 0;
+    }
     return 1;
 }
 
@@ -58,7 +67,7 @@ static int are_pairs(PyObject *properties)
 static int is_certain(PyObject *const *fields)
 {
     long flag, delay_level, at_ms, after_ms;
-    return are_texts(fields[KEYS]) && are_pairs(fields[PROPERTIES]) && is_number(fields[FLAG], &flag)
+    return are_keys(fields[KEYS]) && are_pairs(fields[PROPERTIES]) && is_number(fields[FLAG], &flag)
         && is_number(fields[DELAY_LEVEL], &delay_level) && delay_level >= 0 && delay_level <= DELAY_LEVEL_MAX
         && is_number(fields[DELIVER_AT_MS], &at_ms) && at_ms == 0 && is_number(fields[DELAY_MS], &after_ms) && after_ms == 0
         && PyUnicode_CheckExact(fields[SHARDING_KEY]) && PyBool_Check(fields[WAIT_STORE]) && fields[QUEUE] == Py_None

@@ -12,6 +12,22 @@ int starts_with(span text, const char *prefix, size_t length)
     return text.length >= length && memcmp(text.start, prefix, length) == 0;
 }
 
+int has_blank(span text)
+{
+    for (size_t at = 0; at < text.length; at++) {
+        uint8_t byte = text.start[at];
+        if (byte <= ' ')
+            return 1;
+        if (byte >= 0xc2 && byte <= 0xe3 && at + 1 < text.length) {
+            uint8_t next = text.start[at + 1];
+            if ((byte == 0xc2 && (next == 0x85 || next == 0xa0)) || (byte == 0xe1 && next == 0x9a)
+                || (byte == 0xe2 && (next == 0x80 || next == 0x81)) || (byte == 0xe3 && next == 0x80))
+                return 1;
+        }
+    }
+    return 0;
+}
+
 int is_listed(span list, span name)
 {
     for (size_t at = 0; at < list.length; at += 1 + (size_t)list.start[at]) {

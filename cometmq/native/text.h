@@ -19,6 +19,9 @@ int is_same(span one, span other);
 
 int starts_with(span text, const char *prefix, size_t length);
 
+/* Whether a text has a blank, or something that could be one: those of Unicode begin with these bytes. */
+int has_blank(span text);
+
 /* Whether a list of names, each behind a byte that tells its length, holds `name`. */
 int is_listed(span list, span name);
 

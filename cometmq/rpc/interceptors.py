@@ -94,18 +94,25 @@ def error_from(error: grpc.aio.AioRpcError) -> CometError:
     if error.details() == _WRITTEN_TO_THE_END:
         return errors.PeerUnavailable("the stream ended while it was written to")
     kind = _BY_STATUS.get(error.code(), errors.InternalError)
-    return kind(f"{error.code().name}: {short_text(error.details() or '')}")
+    found = kind(f"{error.code().name}: {short_text(error.details() or '')}")
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return found.advising(_NOT_SERVED)
+    return found
 
 
 # What a write gets that the end of its stream has overtaken, in the place of the true status.
 _WRITTEN_TO_THE_END = "Internal error from Core"
+_NOT_SERVED = (
+    "The process at this address does not serve this call. Check the address: it may be a process "
+    "of another kind, such as a broker where a name server is meant, or of an older release."
+)
 # Statuses that gRPC itself gives, so without an error in the metadata.
 _BY_STATUS: dict[grpc.StatusCode, type[CometError]] = {
     grpc.StatusCode.UNAVAILABLE: errors.PeerUnavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.PeerUnavailable,
     grpc.StatusCode.CANCELLED: errors.PeerUnavailable,
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.LimitExceeded,  # a message above the size limit
-    grpc.StatusCode.UNIMPLEMENTED: errors.InvalidRequest,  # a server of an older release
+    grpc.StatusCode.UNIMPLEMENTED: errors.InvalidRequest,
 }
 
 

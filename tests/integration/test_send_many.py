@@ -100,7 +100,7 @@ async def test_messages_with_keys_go_to_their_queues_in_order_and_keep_their_pla
         messages.append(Message("T", b"%d" % number, sharding_key=key, properties=bad))
     async with fake_cluster("g1") as (namesrv, [broker]), Producer(namesrv.address) as producer:
         await producer.send_and_wait(Message("T", b"-1"))  # the route is known
-        receipts = await producer.send_many_and_wait(iter(messages))
+        receipts = await (await producer.send_many(iter(messages)))
         segment_count = sum(len(batch.segments) for batch in broker.batches)
     assert {*receipts.errors} == {*range(499, 3_000, 500)}
     stored = {(QueueRef("T", r.queue_id, "g1"), r.queue_offset): r for r in broker.stored("T")}
@@ -157,7 +157,7 @@ async def test_one_bad_message_fails_alone() -> None:
     messages: list[Any] = numbered(10_000)
     messages[5_000] = Message("T", b"", properties={"TAGS": "mine"})
     async with fake_cluster() as (namesrv, [broker]), Producer(namesrv.address) as producer:
-        receipts = await producer.send_many_and_wait(messages)
+        receipts = await (await producer.send_many(messages))
     assert list(receipts.errors) == [5_000]
     with pytest.raises(PropertyReserved):
         receipts[5_000]
@@ -179,7 +179,7 @@ async def test_each_kind_of_bad_message_has_its_own_error() -> None:
         fake_cluster() as (namesrv, [broker]),
         Producer(namesrv.address, options=ProducerOptions(route_timeout_ms=1_000)) as producer,
     ):
-        receipts = await producer.send_many_and_wait(messages)
+        receipts = await (await producer.send_many(messages))
     kinds = [InvalidRequest] * 3 + [BodyTooLarge, QueueNotFound] + [TopicNotFound] * 2
     assert [type(receipts.errors[place]) for place in range(7)] == kinds
     assert broker.bodies("T") == [b"good"]
@@ -290,7 +290,7 @@ async def test_refusals_losses_and_retries_are_settled_before_the_receipts() -> 
         alone = MessageTypeMismatch("by order")
         alone.segment = 0
         broker.refuse = [FlowControl("for now"), alone, InternalError("by order")]
-        receipts = await producer.send_many_and_wait(numbered(5_000))
+        receipts = await (await producer.send_many(numbered(5_000)))
         broker.break_streams()
         more = await producer.send_many_and_wait(numbered(100))
     refused = {type(error) for error in receipts.errors.values()}
@@ -320,7 +320,7 @@ async def test_hooks_and_selectors_see_each_message() -> None:
         fake_cluster() as (namesrv, [broker]),
         Producer(namesrv.address, options=options) as producer,
     ):
-        receipts = await producer.send_many_and_wait(messages)
+        receipts = await (await producer.send_many(messages))
     assert list(receipts.errors) == [20]
     assert len({receipts[place].queue for place in range(20)}) == 1
     assert [record.properties["seen"] for record in broker.stored("T")] == ["yes"] * 20

@@ -49,7 +49,7 @@ class Replier:
         self._producer = LateProducer(namesrv, ProducerOptions(client_id=client_id))
         self._clock = clock
         self._cluster = ""  # that the routes are of; empty: not known yet
-        self._deadlines: Deadlines[_Sent] = Deadlines(_is_waiting, _expire)
+        self._deadlines: Deadlines[_Sent] = Deadlines(_is_waiting, self._expire)
         self.is_open = False  # its client is
 
     async def reply(self, message: ReceivedMessage, body: bytes) -> SendReceipt:
@@ -75,7 +75,7 @@ class Replier:
             async with asyncio.timeout(left_s):
                 return await self._send(message, requester, body)
         except TimeoutError:
-            raise _expired(requester) from None
+            raise self._expired(requester) from None
 
     def _send_now(
         self, message: ReceivedMessage, requester: Requester, body: bytes
@@ -118,6 +118,15 @@ class Replier:
             queue=QueueRef(topic, 0, message.queue.broker_group),
         )
 
+    def _expire(self, sent: _Sent) -> None:
+        future, requester = sent
+        future.set_exception(self._expired(requester))
+
+    def _expired(self, requester: Requester) -> RequestExpired:
+        producer = self._producer.now
+        what = f"The reply could not be stored while its requester waited: {requester.ttl_ms} ms."
+        return RequestExpired(what).after(None if producer is None else producer._hindrance())
+
     async def close(self) -> None:
         """Sends what is on its way; then there are no more replies."""
         self.is_open = False
@@ -127,13 +136,3 @@ class Replier:
 
 def _is_waiting(sent: _Sent) -> bool:
     return not sent[0].done()
-
-
-def _expire(sent: _Sent) -> None:
-    sent[0].set_exception(_expired(sent[1]))
-
-
-def _expired(requester: Requester) -> RequestExpired:
-    return RequestExpired(
-        f"The reply could not be stored while its requester waited: {requester.ttl_ms} ms."
-    )

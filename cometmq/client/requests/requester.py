@@ -57,9 +57,10 @@ class _Outstanding:
     known.
     """
 
-    __slots__ = ("broker_group", "future", "timeout_s")
+    __slots__ = ("broker_group", "future", "timeout_s", "topic")
 
-    def __init__(self, future: Future[ReceivedMessage], timeout_s: float) -> None:
+    def __init__(self, topic: str, future: Future[ReceivedMessage], timeout_s: float) -> None:
+        self.topic = topic
         self.future = future
         self.timeout_s = timeout_s
         self.broker_group: str | None = None
@@ -68,13 +69,14 @@ class _Outstanding:
 class Sending(NamedTuple):
     """How requests leave. ``groups_of``: the broker groups of a topic; ``queues_of``: its queues as
     they are known, the same object until they change; ``send_now``: sends a message where nothing
-    has to be waited for, else None.
+    has to be waited for, else None; ``hindrance``: why a topic's messages are not stored now.
     """
 
     groups_of: Callable[[str], Awaitable[Collection[str]]]
     queues_of: Callable[[str], tuple[QueueRef, ...]]
     send: Callable[[Message], Awaitable[Future[SendReceipt]]]
     send_now: Callable[[Message], Future[SendReceipt] | None]
+    hindrance: Callable[[str], CometError | None]
 
 
 class Requests:
@@ -115,7 +117,7 @@ class Requests:
         self._number += 1
         correlation_id = f"{self._token}{self._number:x}"
         future: Future[ReceivedMessage] = asyncio.get_running_loop().create_future()
-        self._outstanding[correlation_id] = _Outstanding(future, timeout_s)
+        self._outstanding[correlation_id] = _Outstanding(message.topic, future, timeout_s)
         self._deadlines.add(correlation_id, timeout_s)
         future.add_done_callback(partial(self._forget, correlation_id))
         request = _copy(message, request_properties(self._client_id, correlation_id, ttl_ms))
@@ -176,8 +178,14 @@ class Requests:
 
     def _expire(self, correlation_id: str) -> None:
         waiting = self._outstanding.get(correlation_id)
-        if waiting is not None:
-            _fail(waiting.future, RequestTimeout(f"No reply came in {waiting.timeout_s:g} s."))
+        if waiting is None:
+            return
+        error = RequestTimeout(f"No reply came in {waiting.timeout_s:g} s.")
+        if waiting.broker_group is None:
+            error = RequestTimeout(
+                f"No reply came in {waiting.timeout_s:g} s: the request is not acknowledged yet."
+            ).after(self._sending.hindrance(waiting.topic))
+        _fail(waiting.future, error)
 
     def _forget(self, correlation_id: str, _: Future[ReceivedMessage]) -> None:
         del self._outstanding[correlation_id]

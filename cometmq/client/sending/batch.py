@@ -80,7 +80,9 @@ class Batch:
         "is_marked",
         "last",
         "may_be_stored",
+        "may_be_stored_elsewhere",
         "records",
+        "refusal",
         "segments",
         "sequence",
         "starts",
@@ -100,6 +102,13 @@ class Batch:
         self.is_marked = False  # one of its messages has the property TRACE_ON
         self.expired = False  # its messages have failed; an answer is of no use any more
         self.may_be_stored = False  # it was sent, and what became of it is not known
+        self.may_be_stored_elsewhere = False  # the same, of a broker group that had it before
+        self.refusal: CometError | None = None  # of the last try
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether some broker group may have stored it."""
+        return self.may_be_stored or self.may_be_stored_elsewhere
 
     @property
     def count(self) -> int:
@@ -200,6 +209,8 @@ class Batch:
             part.is_marked = self.is_marked
             part.expired = self.expired
             part.may_be_stored = self.may_be_stored
+            part.may_be_stored_elsewhere = self.may_be_stored_elsewhere
+            part.refusal = self.refusal
             part.segments, part.waiters = segments, waiters
             end = first + count
             begin = self.starts[first]

@@ -504,6 +504,8 @@ class Batcher:
                 parts.append(encoder.again(record, to.stored_queue_id, prefix=prefix))
         batch.waiters = moved.waiters
         batch.is_marked = moved.is_marked
+        batch.may_be_stored_elsewhere = moved.may_be_stored or moved.may_be_stored_elsewhere
+        batch.refusal = moved.refusal
         batch.replace(parts)
         self._buffer.used += batch.size - moved.size
         self._on_close(batch)

@@ -26,6 +26,7 @@ from cometmq.client.sending.stored_form import StoredForm
 from cometmq.clock import Clock
 from cometmq.errors import (
     BatchOutOfOrder,
+    ClientClosed,
     CometError,
     InternalError,
     PeerUnavailable,
@@ -92,6 +93,8 @@ class BrokerSender:
         self._reconnect = Backoff(policy, random.Random())
         self._refusals = Backoff(policy, random.Random())
         self._paused = False  # the broker said: later
+        # Why nothing is sent or stored now, as far as is known: of all that waits here.
+        self.hindrance: CometError | None = None
         self._latency = LatencyFault()
         self._wake = asyncio.Event()  # the writer task may find something to send
         self.opened = asyncio.Event()  # set, and never cleared, when records can be encoded
@@ -154,6 +157,7 @@ class BrokerSender:
             try:
                 await self._one_stream()
             except CometError as error:
+                self.hindrance = error
                 _log.info(
                     "send stream ended",
                     extra=fields(
@@ -293,6 +297,7 @@ class BrokerSender:
             raise error
         self._refusals.reset()
         self._reconnect.reset()
+        self.hindrance = None
         if is_partial:  # the broker has crashed meanwhile
             batch, rest = batch.split_at(result.stored_count)
             self.window.push(rest)
@@ -308,6 +313,8 @@ class BrokerSender:
         """A refusal that names a segment is that segment's alone; one that may pass is tried again,
         in the same bytes.
         """
+        if not isinstance(error, BatchOutOfOrder):  # that says nothing of itself
+            batch.refusal = error
         if error.retry is not Retry.LATER and error.segment is not None:
             failed, rest = batch.split({error.segment})
             for part in failed or [batch]:
@@ -325,6 +332,7 @@ class BrokerSender:
                 self._pause(error)
 
     def _pause(self, error: CometError) -> None:
+        self.hindrance = error
         if not self._paused:
             self._paused = True
             delay_s = self._refusals.next_s()
@@ -355,24 +363,31 @@ class BrokerSender:
         return self._routes.writer(self.broker_group) or ""
 
     def expire(self, now_s: float) -> None:
-        """Fails what is past its deadline with SendTimeout."""
+        """Fails what is past its deadline with SendTimeout, which says if it is not stored."""
         batch = self.batcher.open
         if batch is not None and batch.deadline_s <= now_s:
             self.batcher.close()
         homeless = [batch for batch in self.homeless if batch.deadline_s <= now_s]
         self.homeless = [batch for batch in self.homeless if batch.deadline_s > now_s]
         for late in (*self.window.expire(now_s), *homeless):
-            limit_ms = self._options.delivery_timeout_ms
-            self.fail(
-                late,
-                SendTimeout(f"Broker group {self.broker_group!r}: no answer in {limit_ms} ms."),
-            )
+            limit_ms = round(self.batcher.delivery_s * 1000)
+            what = f"Broker group {self.broker_group!r}: no acknowledgement within {limit_ms} ms."
+            error = SendTimeout(what) if late.is_unsure else SendTimeout.not_stored(what)
+            self.fail(late, error.after(self._reason(late)))
 
-    def fail_all(self, error: CometError) -> None:
+    def _reason(self, batch: Batch) -> CometError | None:
+        """What the last try of the batch was refused with, or why there was none."""
+        own = batch.refusal if self.connected else None
+        return own or self.hindrance or batch.refusal
+
+    def fail_all(self) -> None:
         """The producer closes."""
         self.batcher.close()
         for batch in (*self.window.drain(), *self.take_homeless()):
-            self.fail(batch, error)
+            what = "The producer was closed before the message was acknowledged."
+            if not batch.is_unsure:
+                what = f"{what} It is not stored."
+            self.fail(batch, ClientClosed(what).after(self._reason(batch)))
 
     def take_homeless(self) -> list[Batch]:
         """Takes out what was refused because its queue is gone, and may go to another queue."""

@@ -32,7 +32,7 @@ from cometmq.format.properties import encode as encode_properties
 from cometmq.format.record import BODY_CRC_MASK, MAGIC_V1, Record, encode, layout_of_hosts
 from cometmq.format.timers import DIGITS_AT, TimerForm, with_time
 from cometmq.format.trace import TRACE_ON
-from cometmq.model import PROPERTIES_BYTES_MAX, Message, QueueRef
+from cometmq.model import PROPERTIES_BYTES_MAX, Message, QueueRef, check_keys
 from cometmq.native import accelerator
 from cometmq.native.interface import Accelerator, OpenRun, SendEach
 from cometmq.v1 import broker_pb2
@@ -55,12 +55,6 @@ _NOT_OWN_NAMES = b"".join(
 )
 
 
-class JoinedKeys(tuple[str, ...]):
-    """Keys of a message as one text with blanks between them, which were looked at before."""
-
-    __slots__ = ()
-
-
 def encode_tag(tag: str) -> bytes:
     """The TAGS property; empty for no tag. PropertiesInvalid for one that no filter can name."""
     if not tag:
@@ -73,7 +67,7 @@ def encode_tag(tag: str) -> bytes:
     ):
         raise PropertiesInvalid(
             f"{tag!r} is no tag: at most {TAG_BYTES_MAX} printable bytes, no '|', no outer blanks."
-        )
+        ).advising("Choose a short word as the tag; what is longer is a property or a key.")
     return encode_properties({TAGS: tag})
 
 
@@ -85,9 +79,7 @@ def encode_application_properties(message: Message) -> bytes:
         if name in _OWN_NAMES or is_reserved(name):
             raise PropertyReserved(f"Property name {name!r} is reserved.")
     if message.keys:
-        for key in message.keys if message.keys.__class__ is not JoinedKeys else ():
-            if not key or key.split() != [key]:
-                raise PropertiesInvalid(f"Key {key!r}: a key is not empty and has no blanks.")
+        check_keys(message.keys)
         pairs[KEYS] = KEY_SEPARATOR.join(message.keys)
     if message.sharding_key:
         pairs[SHARDING_KEY] = message.sharding_key

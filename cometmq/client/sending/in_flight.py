@@ -16,6 +16,8 @@ from bisect import insort
 from cometmq.client.sending.batch import Batch
 from cometmq.errors import InternalError
 
+LAST_ANSWER_S = 0.5  # that a last try may take beyond the deadline
+
 
 def _sequence(batch: Batch) -> tuple[int, int]:
     return batch.sequence, batch.first
@@ -94,9 +96,17 @@ class InFlightBatches:
 
     def expire(self, now_s: float) -> list[Batch]:
         """Batches past their deadline, marked so. The waiting ones are forgotten; those in flight
-        keep their place, because their answers still come.
+        keep their place, because their answers still come. A batch that was refused before and is
+        being tried once more gets a moment: its answer says that it is not stored.
         """
-        late = [b for b in self.in_flight.values() if b.deadline_s <= now_s and not b.expired]
+        late = []
+        for batch_id, batch in self.in_flight.items():
+            until_s = batch.deadline_s
+            if batch.refusal is not None:
+                until_s = max(until_s, min(self._sent_s[batch_id], until_s) + LAST_ANSWER_S)
+            if until_s <= now_s and not batch.expired:
+                batch.may_be_stored = True
+                late.append(batch)
         late += [b for b in self.waiting if b.deadline_s <= now_s]
         if late:
             self.waiting = [b for b in self.waiting if b.deadline_s > now_s]
@@ -106,7 +116,6 @@ class InFlightBatches:
 
     def drain(self) -> list[Batch]:
         """Empties the window: every batch whose messages have no answer yet."""
-        left = [b for b in (*self.in_flight.values(), *self.waiting) if not b.expired]
         self.restart()
-        self.waiting.clear()
+        left, self.waiting = self.waiting, []
         return left

@@ -48,8 +48,8 @@ class Recaller:
                 if self._clock.monotonic_s() >= deadline_s:
                     raise SendTimeout(
                         f"Broker group {broker_group!r} has not said whether the message was "
-                        f"recalled: {error.message}"
-                    ) from error
+                        "recalled."
+                    ).after(error) from error
             self._routes.doubt(broker_group)
             await self._routes.wait_change(backoff.next_s())
 

@@ -96,10 +96,17 @@ class SendReceipts(Sequence[SendReceipt]):
         return MappingProxyType(self._errors)
 
     def raise_first_error(self) -> None:
-        """Raises the error of the first message that was not stored; does nothing without one."""
+        """Raises the error of the first message that was not stored, with a note how many were
+        not; does nothing without one.
+        """
         errors = self.errors
-        if errors:
-            raise errors[min(errors)]
+        if not errors:
+            return
+        place = min(errors)
+        note = f"{len(errors)} of {self._count} messages were not stored; this is number {place}."
+        if note not in getattr(errors[place], "__notes__", ()):
+            errors[place].add_note(note)
+        raise errors[place]
 
     def _pieces(self) -> Iterator[tuple[StoredRun, int, int]]:
         """Where the messages are that were stored: a run, the index of the first one there, and how

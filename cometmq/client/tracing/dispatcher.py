@@ -16,7 +16,6 @@ from cometmq.client.options import (
 )
 from cometmq.client.received import ReceivedMessage
 from cometmq.client.requests.late_producer import LateProducer
-from cometmq.client.sending.encoder import JoinedKeys
 from cometmq.client.tracing.pack import (
     BODY_BYTES_MAX,
     CallForm,
@@ -27,7 +26,7 @@ from cometmq.client.tracing.sampling import Sampling
 from cometmq.clock import Clock, SystemClock
 from cometmq.errors import CometError
 from cometmq.format.trace import TraceRecord
-from cometmq.model import Message
+from cometmq.model import JoinedKeys, Message
 from cometmq.rpc.tasks import Tasks, stop_all, wait_at_most
 from cometmq.telemetry import fields, logger
 

@@ -122,9 +122,8 @@ class TransactionEnds:
                 _fail(
                     wanted,
                     SendTimeout(
-                        f"Broker group {broker_group!r} has not said how the transaction ended: "
-                        f"{error.message}"
-                    ),
+                        f"Broker group {broker_group!r} has not said how the transaction ended."
+                    ).after(error),
                 )
         return [wanted for wanted in some if not wanted.decided.done()]
 

@@ -165,7 +165,9 @@ class Transaction:
             await self.rollback()
             if isinstance(self._failed, CometError):
                 raise self._failed
-            raise InvalidRequest("A message of the transaction was not stored.") from self._failed
+            raise InvalidRequest(
+                f"A message of the transaction was not stored: {self._failed!r:.500}"
+            ) from self._failed
         self._state = TransactionState.COMMIT
         ended = await self._end(broker_pb2.TRANSACTION_RESOLUTION_COMMIT)
         self.committed = CommitReceipts(ended, self._broker_group, self._producer._namespace.shown)

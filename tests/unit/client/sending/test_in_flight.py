@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from cometmq.client.sending.batch import Batch
-from cometmq.client.sending.in_flight import InFlightBatches
-from cometmq.errors import InternalError
+from cometmq.client.sending.in_flight import LAST_ANSWER_S, InFlightBatches
+from cometmq.errors import FlowControl, InternalError
 
 
 def window(count: int, in_flight_max: int = 2, deadline_s: float = 10.0) -> InFlightBatches:
@@ -73,6 +73,20 @@ def test_what_expires_is_told_once_and_its_answer_still_fits() -> None:
     assert made.answered(1)[0].expired
     made.restart()
     assert [batch.sequence for batch in made.waiting] == [4]
+
+
+def test_what_is_tried_once_more_gets_a_moment_for_its_answer() -> None:
+    """It was refused before: the answer says that it is not stored."""
+    made = window(4)
+    send(made)
+    again, _ = made.answered(1)
+    again.refusal = FlowControl("for now")
+    made.push(again)
+    made.take(again.deadline_s)
+    first = again.deadline_s
+    assert again not in made.expire(first + LAST_ANSWER_S / 2)
+    assert again in made.expire(first + LAST_ANSWER_S)
+    assert again.may_be_stored
 
 
 def test_draining_hands_out_what_has_no_answer() -> None:
