@@ -12,7 +12,7 @@ from cometmq.admin.pacing import Pace
 from cometmq.admin.topic_reader import TopicReader
 from cometmq.admin.views import MessagesResentView, MessageView
 from cometmq.errors import RouteNotFound
-from cometmq.messaging.retry import ORIGIN_MESSAGE_ID
+from cometmq.format.properties import ORIGIN_MESSAGE_ID
 from cometmq.v1 import broker_pb2, common_pb2, namesrv_pb2
 
 PATIENCE_ROUNDS_MAX = 60  # of half a second, for what is acknowledged and not yet readable

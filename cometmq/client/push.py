@@ -120,6 +120,7 @@ class PushConsumer(Lifecycle):
             group,
             self._answers.rates,
         )
+        self._workers.tries_max = self._tries_max
         self._is_pop = self._options.consume_mode is ConsumeMode.POP
         self._describer = Describer(_role(self._options), self._options, namespace)
         goes_back = not (self._options.retry_in_place or self._is_broadcasting or self._is_pop)
@@ -257,6 +258,15 @@ class PushConsumer(Lifecycle):
                 await self._tasks.stop()
             finally:
                 await self._connections.close()
+
+    def _tries_max(self) -> int | None:
+        """How often a message is tried in all; None: it is not known, or there is no end."""
+        options = self._options
+        own = options.retry_times_max
+        if own < 0 and (options.orderly or options.retry_in_place) and not self._is_pop:
+            return None
+        known = own if own >= 0 else self._share.retry_times_max
+        return None if known is None else 1 + known
 
     def _send_failed_back(self) -> None:
         workers, options = self._workers, self._options

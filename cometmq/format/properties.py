@@ -20,6 +20,7 @@ UNIQ_KEY = "UNIQ_KEY"
 SHARDING_KEY = "__SHARDINGKEY"  # messages of one key go to one queue
 RETRY_TOPIC = "RETRY_TOPIC"  # of a message that was sent back: the topic that it was sent to first
 _SHARDING_KEY = f"{SHARDING_KEY}\x01".encode()
+ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"  # of the same: the id that it had at first
 KEY_SEPARATOR = " "  # between the keys inside the value of KEYS
 
 RESERVED = frozenset(

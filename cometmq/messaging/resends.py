@@ -8,10 +8,10 @@ from typing import NamedTuple
 from cometmq.errors import LimitExceeded
 from cometmq.format import properties, timers
 from cometmq.format.halves import GIVEN_UP_TOPIC
+from cometmq.format.properties import ORIGIN_MESSAGE_ID
 from cometmq.format.record import Record
 from cometmq.format.relay import with_properties
 from cometmq.messaging.intervals import Interval, add_interval, holds_any
-from cometmq.messaging.retry import ORIGIN_MESSAGE_ID
 from cometmq.model import DLQ_PREFIX
 
 INTERVALS_MAX = 1_000  # of one queue and target

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from cometmq.errors import DelayLevelInvalid, GroupNameInvalid, InvalidRequest
 from cometmq.format import delayed, properties, timers
 from cometmq.format.delayed import REAL_TOPIC
-from cometmq.format.properties import RETRY_TOPIC
+from cometmq.format.properties import ORIGIN_MESSAGE_ID, RETRY_TOPIC
 from cometmq.format.record import Record
 from cometmq.format.relay import with_properties
 from cometmq.messaging.group_policy import RetryPolicy
@@ -32,7 +32,6 @@ FIRST_LEVEL = 3
 DEAD = -1  # the delay level that asks for the dead letters at once
 ATTEMPTS_KNOWN_MAX = 10_000
 
-ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
 DLQ_ORIGIN_TOPIC, DLQ_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID"
 _OF_DEAD_LETTERS = frozenset((DLQ_ORIGIN_TOPIC.encode(), DLQ_ORIGIN_MESSAGE_ID.encode()))
 

@@ -1936,6 +1936,7 @@ class JoinGroupResponse(_message.Message):
     MEMBERS_FIELD_NUMBER: _builtins.int
     CONSUME_DISABLED_FIELD_NUMBER: _builtins.int
     RESET_NUMBER_FIELD_NUMBER: _builtins.int
+    RETRY_TIMES_MAX_FIELD_NUMBER: _builtins.int
     QUESTION_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Higher with every change of the group while this broker lives."""
@@ -1945,6 +1946,8 @@ class JoinGroupResponse(_message.Message):
     """Number of the group's newest reset at this broker; 0 = none. When it rises: ask QueryOffsets of all queues that are read,
     and go on at the position of each whose reset_number has risen.
     """
+    retry_times_max: _builtins.int
+    """How often the group's messages are tried again before they are dead letters, by its settings. Absent: the broker does not say."""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupMember]:
         """All live members known to this broker, by client_id."""
@@ -1962,13 +1965,16 @@ class JoinGroupResponse(_message.Message):
         members: _abc.Iterable[Global___GroupMember] | None = ...,
         consume_disabled: _builtins.bool = ...,
         reset_number: _builtins.int = ...,
+        retry_times_max: _builtins.int | None = ...,
         question: Global___ClientQuestion | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["question", b"question"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_retry_times_max", b"_retry_times_max", "question", b"question", "retry_times_max", b"retry_times_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consume_disabled", b"consume_disabled", "members", b"members", "question", b"question", "reset_number", b"reset_number", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retry_times_max", b"_retry_times_max", "consume_disabled", b"consume_disabled", "members", b"members", "question", b"question", "reset_number", b"reset_number", "retry_times_max", b"retry_times_max", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__retry_times_max: _TypeAlias = _typing.Literal["retry_times_max"]  # noqa: Y015
+    _WhichOneofArgType__retry_times_max: _TypeAlias = _typing.Literal["_retry_times_max", b"_retry_times_max"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retry_times_max) -> _WhichOneofReturnType__retry_times_max | None: ...
 
 Global___JoinGroupResponse: _TypeAlias = JoinGroupResponse  # noqa: Y015
 

@@ -540,6 +540,7 @@ class BrokerServicer(PopServicer):
             told,
             consume_disabled=self._coordinator.is_consume_disabled(stream.group),
             reset_number=self._coordinator.newest_reset(stream.group),
+            retry_times_max=self._coordinator.retry_times_max(stream.group),
         )
 
     async def AnswerQuestion(

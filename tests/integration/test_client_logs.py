@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from cometmq.client import (
+    ConsumeMode,
     ConsumeResult,
     Message,
     Position,
@@ -25,6 +26,8 @@ from cometmq.client import (
     ReceivedMessage,
 )
 from cometmq.errors import FlowControl, TopicNotFound
+from cometmq.v1 import broker_pb2 as pb
+from tests.support.cluster.broker import running_broker, running_namesrv
 from tests.support.cluster.fake_cluster import fake_cluster
 from tests.support.waiting import until
 
@@ -122,6 +125,43 @@ async def test_a_consumers_life_can_be_read(log: Log) -> None:
             await log.told("name server left", f"address={namesrv.address}")
             await log.told("no list of pullholds", f"address={namesrv.address}", "error=")
         assert "Traceback" in log.stream.getvalue()
+
+
+@pytest.mark.parametrize("mode", [pb.CONSUME_MODE_PULL, pb.CONSUME_MODE_POP])
+async def test_a_failed_listener_names_the_message_wherever_it_is_read(
+    log: Log, tmp_path: Path, mode: pb.ConsumeMode.ValueType
+) -> None:
+    """Its first topic, id, keys, and which try of how many it was; a retry has another topic."""
+    tries = 0
+
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        nonlocal tries
+        tries += 1
+        raise ValueError("no such customer")
+
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        running_broker(tmp_path, namesrv=(namesrv,)) as broker,
+    ):
+        await broker.put_topic("Payments", 1)
+        policy = pb.RetryPolicy(kind=pb.RETRY_POLICY_KIND_CUSTOMIZED, steps_ms=[1])
+        settings = pb.GroupSettings(group="G", retry_policy=policy, retry_times_max=2, mode=mode)
+        await broker.admin.PutGroup(pb.PutGroupRequest(settings=settings))
+        async with Producer(namesrv) as producer:
+            sent = await producer.send_and_wait(Message("Payments", b"0", keys=("order-7", "eu")))
+        receives = mode == pb.CONSUME_MODE_POP
+        changes = {"consume_mode": ConsumeMode.POP} if receives else {}
+        options = PushConsumerOptions(**FAST, **changes)
+        async with PushConsumer(namesrv, "G", listener, options=options) as consumer:
+            await consumer.subscribe("Payments")
+            await until(lambda: tries == 3, WAIT_S)
+    lines = [li for li in log.stream.getvalue().splitlines() if "listener failed" in li]
+    assert len(lines) == 3
+    for number, line in enumerate(lines, 1):
+        facts = ("topic=Payments", 'keys="order-7 eu"', f"unique_id={sent.unique_id}")
+        assert [fact for fact in (*facts, f'try="{number} of 3"') if fact not in line] == [], line
+        assert f"message_id={sent.message_id} " in line, "the id of its receipt"
+        assert ("read_from=%RETRY%G" in line) is (not receives and number > 1)
 
 
 async def test_moves_say_from_where_to_where(log: Log) -> None:

@@ -27,7 +27,9 @@ from cometmq.client.remote.rates import Rates, Tally
 from cometmq.client.remote.stacks import exception_text, task_stack
 from cometmq.client.threads import ListenerThreads
 from cometmq.clock import monotonic_ns
-from cometmq.errors import InvalidRequest
+from cometmq.errors import InvalidRequest, MessageIdInvalid
+from cometmq.format.ids import message_id, parse_message_id
+from cometmq.format.properties import ORIGIN_MESSAGE_ID
 from cometmq.model import DELAY_LEVEL_MAX, DELAY_MS_MAX
 from cometmq.rpc.retry import BackoffPolicy
 from cometmq.rpc.tasks import Tasks, apart, awaited, is_cancelled
@@ -55,6 +57,7 @@ _CALLS_PER_LOOK = 8  # at the clock, whether the turn is over
 ANSWER_LENGTH_MAX = 1_000  # characters of what a listener has returned
 TRACEBACK_EVERY_S = 60.0
 KINDS_MAX = 256
+KEYS_LENGTH_MAX = 200  # characters of a message's keys in a log line
 
 # Whether a listener call runs here, or what it has started.
 in_listener: ContextVar[bool] = ContextVar("in_listener", default=False)
@@ -173,6 +176,8 @@ class Workers:
         self._turn_ends_ns = 0  # when calls that never wait leave the loop to others
         # What a call that takes too long has in work; None: the call goes on.
         self.send_back: SendBack | None = None
+        # How often a message is tried in all; None: it is not known, or there is no end.
+        self.tries_max: Callable[[], int | None] = lambda: None
         # None: what failed is delivered here again, in its place.
         self.not_done: NotDone | None = None
         self._work: deque[Work] = deque()
@@ -354,7 +359,7 @@ class Workers:
             "listener call takes too long",
             extra=fields(
                 group=self._group,
-                **_call(work, start, stop),
+                **self._call(work, start, stop),
                 after_s=self._timeout_s,
                 stack=self._stack(worker),
             ),
@@ -446,14 +451,38 @@ class Workers:
             self._traced_s[kind] = now_s
         _log.error(
             "listener failed",
-            extra=fields(group=self._group, **_call(work, start, stop), error=error),
+            extra=fields(group=self._group, **self._call(work, start, stop), error=error),
             exc_info=error if traced else None,
         )
+
+    def _call(self, work: Work, start: int, stop: int) -> dict[str, object]:
+        """The fields that name a listener's call: its first message, and how many there are. The
+        topic is the one that it was sent to; a retry is read from another one.
+        """
+        first = work.messages[start]
+        names = {**of(first.queue), "topic": first.topic}
+        if first.topic != first.queue.topic:
+            names["read_from"] = first.queue.topic
+        call: dict[str, object] = {**names, "offset": first.queue_offset}
+        if stop - start > 1:
+            call["to_offset"] = work.messages[stop - 1].queue_offset
+        tries_max = self.tries_max()
+        tried = first.reconsume_times + first.attempt
+        return {
+            **call,
+            "message_id": _first_id(first),
+            "unique_id": first.unique_id or "none",
+            "keys": " ".join(first.keys)[:KEYS_LENGTH_MAX] or "none",
+            "attempt": work.attempt,
+            "try": tried if tries_max is None else f"{tried} of {tries_max}",
+        }
 
     def _misanswered(self, work: Work, start: int, stop: int, answer: object) -> None:
         _log.error(
             "listener answered neither None nor a verdict: the messages come again",
-            extra=fields(group=self._group, **_call(work, start, stop), answer=repr(answer)[:100]),
+            extra=fields(
+                group=self._group, **self._call(work, start, stop), answer=repr(answer)[:100]
+            ),
         )
 
     async def _wait(self) -> None:
@@ -515,13 +544,16 @@ def _is_later(answer: object, count: int) -> TypeGuard[Later]:
     )
 
 
-def _call(work: Work, start: int, stop: int) -> dict[str, object]:
-    """The fields that name a listener's call."""
-    first = work.messages[start]
-    call: dict[str, object] = {**of(first.queue), "offset": first.queue_offset}
-    if stop - start > 1:
-        call["to_offset"] = work.messages[stop - 1].queue_offset
-    return {**call, "attempt": work.attempt}
+def _first_id(message: ReceivedMessage) -> str:
+    """The message id that its receipt has: a retry, and the message that it was made of, lie in the
+    log of one broker group.
+    """
+    origin = message.properties.get(ORIGIN_MESSAGE_ID, "")
+    try:
+        place = parse_message_id(origin)
+    except MessageIdInvalid:
+        return message.message_id
+    return message_id(message.queue.broker_group, place.log_offset)
 
 
 def _kind(error: BaseException) -> str:

@@ -117,6 +117,8 @@ class Membership:
         self._policy = policy
         self._on_change = on_change
         self.retry_times_max = -1  # sent to the brokers; below 0: nothing is
+        # How often the group's messages are tried again, as brokers say; None: none has said it.
+        self.known_retry_times_max: int | None = None
         self.answers: Answers | None = None  # to what brokers ask; None: they ask nothing
         self._is_replaced = False  # another client has taken this one's name
         self._subscriptions: dict[str, Filter] = {}
@@ -259,6 +261,8 @@ class Membership:
                 if self.answers is not None:
                     self.answers.asked(broker_group, response.question)
                 continue
+            if response.HasField("retry_times_max"):
+                self.known_retry_times_max = response.retry_times_max
             members = joined.take(response.members, self._calls.namespace)
             mine = (one for one in response.members if one.client_id == self._client_id)
             joined.session_ms = next((one.session_ms for one in mine), 0)

@@ -115,6 +115,11 @@ class GroupShare:
         """Whether it is a member, or about to be."""
         return self._loop is not None
 
+    @property
+    def retry_times_max(self) -> int | None:
+        """How often the group's messages are tried again, as brokers say; None: not known."""
+        return self._membership.known_retry_times_max
+
     def limit_tries(self, retry_times_max: int) -> None:
         """Before the start: tell the brokers after how many tries a message is a dead letter; below
         0 nothing.

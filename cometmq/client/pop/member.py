@@ -44,6 +44,11 @@ class PopMember:
             receives=True,
         )
 
+    @property
+    def retry_times_max(self) -> int | None:
+        """How often the group's messages are tried again, as brokers say; None: not known."""
+        return self._membership.known_retry_times_max
+
     def answer(self, answers: Answers) -> None:
         """Before the start: let brokers ask this client questions."""
         self._membership.answers = answers

@@ -167,6 +167,11 @@ class PopShare:
         """The filters of the topics that are received."""
         return self._subscriptions
 
+    @property
+    def retry_times_max(self) -> int | None:
+        """As a share of the queues has it."""
+        return self._member.retry_times_max
+
     def answer(self, answers: Answers) -> None:
         """As a share of the queues does."""
         self._member.answer(answers)

@@ -230,6 +230,11 @@ class GroupCoordinator(GroupReads):
         settings = self._keeper.find_group(group)
         return settings is not None and not settings.consume_enable
 
+    def retry_times_max(self, group: str) -> int:
+        """By the group's settings; members may say otherwise."""
+        settings = self._keeper.find_group(group) or GroupSettings(group)
+        return settings.retry_times_max
+
     async def drop_group(self, group: str, *, dead_letters: bool) -> list[str]:
         """Delete a group with its retry topic, and with its dead letters if there are none or
         ``dead_letters``; the names of the deleted topics. Raises GroupInUse, and what the keeper

@@ -15,13 +15,21 @@ class GroupViews:
     """Serialized ``JoinGroupResponse``s, the newest of each group."""
 
     def __init__(self) -> None:
-        self._packed: OrderedDict[str, tuple[tuple[int, bool, bool, int], bytes]] = OrderedDict()
+        self._packed: OrderedDict[str, tuple[tuple[object, ...], bytes]] = (
+            OrderedDict()
+        )
 
     def pack(
-        self, group: str, view: Membership, *, consume_disabled: bool, reset_number: int
+        self,
+        group: str,
+        view: Membership,
+        *,
+        consume_disabled: bool,
+        reset_number: int,
+        retry_times_max: int,
     ) -> bytes:
         """The encoded answer with all of this."""
-        key = view.version, bool(view.members), consume_disabled, reset_number
+        key = view.version, bool(view.members), consume_disabled, reset_number, retry_times_max
         known = self._packed.get(group)
         if known is not None and known[0] == key:
             return known[1]
@@ -30,6 +38,7 @@ class GroupViews:
             members=convert.members_proto(view),
             consume_disabled=consume_disabled,
             reset_number=reset_number,
+            retry_times_max=retry_times_max,
         ).SerializeToString()
         self._packed[group] = key, data
         self._packed.move_to_end(group)
