@@ -11,6 +11,7 @@ from cometmq.v1 import common_pb2, member_pb2, namesrv_pb2
 
 NO_WRITER = "docs/runbooks.md#cometmqgroupwithoutwriter"
 CLOCK_SKEW = "docs/runbooks.md#cometmqclockskew"
+DISK_FULL = "docs/runbooks.md#cometmqdiskfull"
 ReplicaStatuses = Mapping[int, member_pb2.DescribeReplicaResponse]
 
 
@@ -136,6 +137,9 @@ def _problem(observed: GroupObservation, number: int) -> str:
     replica_ids = [] if lease is None else [s for s in lease.in_sync if s.member_id == number]
     if not all(map(observed.has, replica_ids)):
         return "has another store than the one that was in sync"
+    if refusal := observed.statuses[number].send_refusal:
+        is_writer = observed.writer is observed.statuses[number]
+        return f"{'refuses sends' if is_writer else 'has no room for sends'}: {refusal}"
     # A group of one expects no follower.
     expects_followers = writer_status is not None and writer_status.in_sync_expected != 1
     if writer_status is not None and expects_followers and number not in writer_status.in_sync:
@@ -148,6 +152,8 @@ def _judged(observed: GroupObservation) -> tuple[str, str]:
     writer, writer_status = observed.writer, observed.writer_status
     if writer is None:
         return "no writer", _who_may_write(observed)
+    if writer.send_refusal and (writer_status is None or writer_status.only_writer):
+        return "degraded", f"it refuses sends: {_who_has_room(observed)}"
     if writer_status is None:  # it has no lease: its group has no followers on purpose
         return "ok", ""
     if not writer_status.only_writer:
@@ -171,6 +177,20 @@ def _judged(observed: GroupObservation) -> tuple[str, str]:
     if len(observed.statuses) < count:
         return "degraded", "not all members answer"
     return "ok", ""
+
+
+def _who_has_room(observed: GroupObservation) -> str:
+    """What helps a writer whose disk is full."""
+    writer, writer_status = observed.writer, observed.writer_status
+    assert writer is not None
+    in_sync = () if writer_status is None else writer_status.in_sync
+    for number, status in sorted(observed.statuses.items()):
+        if number in in_sync and status is not writer and not status.send_refusal:
+            return (
+                f"free space on its disk, or, if member {number} keeps its room, "
+                f"cometmq broker step-down --broker-group {observed.group} --to {number}"
+            )
+    return f"free space on its disk: {DISK_FULL}"
 
 
 def _who_may_write(observed: GroupObservation) -> str:

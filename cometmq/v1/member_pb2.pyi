@@ -677,6 +677,7 @@ class DescribeReplicaResponse(_message.Message):
     PEERS_FIELD_NUMBER: _builtins.int
     CLOCK_SKEW_MS_FIELD_NUMBER: _builtins.int
     CLOCK_IS_OFF_FIELD_NUMBER: _builtins.int
+    SEND_REFUSAL_FIELD_NUMBER: _builtins.int
     broker_group: _builtins.str
     """Broker group name."""
     member_id: _builtins.int
@@ -697,6 +698,8 @@ class DescribeReplicaResponse(_message.Message):
     """How far the clock of its machine is ahead of what most clocks of the cluster show, in milliseconds. Absent = it knows no other."""
     clock_is_off: _builtins.bool
     """That is more than it may be (option `clock_skew_s_max`)."""
+    send_refusal: _builtins.str
+    """Why sends are refused for want of room, or would be if the member wrote; empty = they are not."""
     @_builtins.property
     def writer_status(self) -> Global___WriterStatus:
         """Of the writer; absent of others, and where there is no lease."""
@@ -725,10 +728,11 @@ class DescribeReplicaResponse(_message.Message):
         peers: _abc.Iterable[_builtins.int] | None = ...,
         clock_skew_ms: _builtins.int | None = ...,
         clock_is_off: _builtins.bool = ...,
+        send_refusal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_clock_skew_ms", b"_clock_skew_ms", "clock_skew_ms", b"clock_skew_ms", "lease", b"lease", "writer_status", b"writer_status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_clock_skew_ms", b"_clock_skew_ms", "broker_group", b"broker_group", "clock_is_off", b"clock_is_off", "clock_skew_ms", b"clock_skew_ms", "epoch", b"epoch", "former_store_id", b"former_store_id", "lease", b"lease", "log_end_offset", b"log_end_offset", "log_min_offset", b"log_min_offset", "member_id", b"member_id", "peers", b"peers", "role", b"role", "store_id", b"store_id", "writer_status", b"writer_status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_clock_skew_ms", b"_clock_skew_ms", "broker_group", b"broker_group", "clock_is_off", b"clock_is_off", "clock_skew_ms", b"clock_skew_ms", "epoch", b"epoch", "former_store_id", b"former_store_id", "lease", b"lease", "log_end_offset", b"log_end_offset", "log_min_offset", b"log_min_offset", "member_id", b"member_id", "peers", b"peers", "role", b"role", "send_refusal", b"send_refusal", "store_id", b"store_id", "writer_status", b"writer_status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__clock_skew_ms: _TypeAlias = _typing.Literal["clock_skew_ms"]  # noqa: Y015
     _WhichOneofArgType__clock_skew_ms: _TypeAlias = _typing.Literal["_clock_skew_ms", b"_clock_skew_ms"]  # noqa: Y015

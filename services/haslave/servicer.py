@@ -32,6 +32,7 @@ class FollowerServicer(MemberServicer):
         self._config = context.config
         self._clocks = context.clocks
         self._elector = elector
+        self._storage = core.storage
 
     async def Replicate(  # type: ignore[override]  # never answers
         self, request_iterator: object, context: Context
@@ -49,7 +50,13 @@ class FollowerServicer(MemberServicer):
         role = common_pb2.MEMBER_ROLE_FOLLOWER
         lease = self._elector.record
         return replica_status_of(
-            self._identity, self._config, self._store, role, lease, self._clocks
+            self._identity,
+            self._config,
+            self._store,
+            role,
+            lease,
+            self._clocks,
+            send_refusal=self._storage.send_refusal,
         )
 
     async def Elect(

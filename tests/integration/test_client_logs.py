@@ -150,7 +150,7 @@ async def test_a_failed_listener_names_the_message_wherever_it_is_read(
         async with Producer(namesrv) as producer:
             sent = await producer.send_and_wait(Message("Payments", b"0", keys=("order-7", "eu")))
         receives = mode == pb.CONSUME_MODE_POP
-        changes = {"consume_mode": ConsumeMode.POP} if receives else {}
+        changes: dict[str, Any] = {"consume_mode": ConsumeMode.POP} if receives else {}
         options = PushConsumerOptions(**FAST, **changes)
         async with PushConsumer(namesrv, "G", listener, options=options) as consumer:
             await consumer.subscribe("Payments")

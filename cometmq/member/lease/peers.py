@@ -32,8 +32,12 @@ def replica_status_of(
     role: common_pb2.MemberRole.ValueType,
     lease: LeaseRecord | None,
     clocks: Clocks | None = None,
+    *,
+    send_refusal: str = "",
 ) -> member_pb2.DescribeReplicaResponse:
-    """What a member says of its replica and its clock, and of ``lease`` as it knows it."""
+    """What a member says of its replica and its clock, and of ``lease`` as it knows it.
+    ``send_refusal``: why it has no room for sends; empty: it has.
+    """
     assert store.min_offset <= store.appended_offset
     others = config.peer_addresses()
     return member_pb2.DescribeReplicaResponse(
@@ -49,6 +53,7 @@ def replica_status_of(
         peers=() if others is None else sorted({config.member_id, *others}),
         clock_skew_ms=None if clocks is None else clocks.skew_ms,
         clock_is_off=clocks is not None and clocks.is_off,
+        send_refusal=send_refusal,
     )
 
 

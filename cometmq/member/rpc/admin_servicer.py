@@ -33,6 +33,7 @@ class AdminReadServicer(broker_pb2_grpc.BrokerAdminServiceServicer):
         self._group_reads = group_reads
         self._members = core.members
         self._retention = core.retention
+        self._storage = core.storage
         self._started_ms = core.started_ms
 
     async def PutTopic(
@@ -185,7 +186,7 @@ class AdminReadServicer(broker_pb2_grpc.BrokerAdminServiceServicer):
             log_appended_offset=store.appended_offset,
             log_flushed_offset=store.flushed_offset,
             started_ms=self._started_ms,
-            refusal=self._retention.refusal,
+            refusal=self._storage.send_refusal,
         )
 
     async def CleanStore(

@@ -80,9 +80,10 @@ class FollowerStorage(BaseStorage):
             else:
                 loop = asyncio.get_running_loop()
                 end = await loop.run_in_executor(self._thread, append, offset, data, collected)
-        except DiskFull:
-            self.note_no_space()
+        except DiskFull as error:
+            self.note_no_space(error.message)
             raise
+        self.no_room = ""
         assert end == self.store.appended_offset, "one chunk at a time"
         self.watermarks.append_to(end)
         for event in collected.events:

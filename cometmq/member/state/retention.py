@@ -184,6 +184,8 @@ class Retention:
         assert self._one_at_a_time.locked()
         out_of_space = self._storage.out_of_space
         self._storage.out_of_space = False
+        if not out_of_space:
+            self._storage.no_room = ""
         self._storage.look_wanted.clear()
         state_bytes = self._state.copy_bytes()
         half_a_file = self._store.log_file_bytes // 2

@@ -50,6 +50,10 @@ INDEX_STALLED_S = 1.0  # until it looks whether there is room again
 # About three times what plain Python takes for a key.
 INDEX_REST_S_PER_KEY = 10e-6 if accelerator is None else 0.0
 DEPOSED = "another member of the broker group writes now"
+QUOTA_USED = (
+    "the log has the files that the store's quota allows; what is left of the last is kept for the "
+    "broker's state"
+)
 BUILD_PAUSE_S = 0.1  # between two looks whether a log file should be built ahead
 
 
@@ -217,6 +221,7 @@ class BaseStorage:
         # Of a writer: nothing may be appended, the role is being handed over, or is lost.
         self.sealed = False
         self.refusal = ""  # why retention refuses sends; empty: it does not
+        self.no_room = ""  # why the last append found no room; empty: it found some
         self.look_wanted = asyncio.Event()  # retention should see how much room there is
         self.out_of_space = False  # the disk took no more since it looked last
         self.own_room_bytes = 0  # of a quota, that sends leave to the member's own records
@@ -243,8 +248,16 @@ class BaseStorage:
         """The disk has failed, here or at the hands of another part of the member."""
         self.failed = True
 
-    def note_no_space(self) -> None:
-        """The disk took no more."""
+    @property
+    def send_refusal(self) -> str:
+        """Why sends are refused for want of room, or would be if this member wrote; empty: they
+        are not.
+        """
+        return self.refusal or self.no_room
+
+    def note_no_space(self, no_room: str = "") -> None:
+        """The disk took no more. ``no_room``: why an append was refused."""
+        self.no_room = no_room or self.no_room
         self.out_of_space = True
         self.look_wanted.set()
 
@@ -422,9 +435,10 @@ class MemberStorage(BaseStorage):
                 store_host=store_host,
                 on_stamped=partial(self._keep_recent, runs) if len(records) <= BYTES_MAX else None,
             )
-        except DiskFull:
-            self.note_no_space()
+        except DiskFull as error:
+            self.note_no_space(error.message)
             raise
+        self.no_room = ""
         recorder.note(Stage.APPEND, begun_ns, appended.end_offset)
         keys = [(segment.topic, segment.queue_id) for segment in segments]
         maxima = [
@@ -460,8 +474,8 @@ class MemberStorage(BaseStorage):
         self.check_open()
         try:
             appended = self.store.append_relayed(relayed, store_host)
-        except DiskFull:
-            self.note_no_space()
+        except DiskFull as error:
+            self.note_no_space(error.message)
             raise
         maxima = {
             (one.topic, one.queue_id): offset + 1
@@ -481,8 +495,8 @@ class MemberStorage(BaseStorage):
         self.check_open()
         try:
             appended = self.store.append_relay_run(run, store_host, behind)
-        except DiskFull:
-            self.note_no_space()
+        except DiskFull as error:
+            self.note_no_space(error.message)
             raise
         counts = run.sized()
         keys = [*run.queues, *[(one.topic, one.queue_id) for one in behind]]
@@ -537,11 +551,8 @@ class MemberStorage(BaseStorage):
         # nothing before two of them are in the log.
         room = self.store.room_behind(size_bytes)
         if room is not None and room < self.own_room_bytes:
-            self.note_no_space()
-            raise DiskFull(
-                "the log has the files that the store's quota allows; what is left of the last is "
-                "kept for the broker's state"
-            )
+            self.note_no_space(QUOTA_USED)
+            raise DiskFull(QUOTA_USED)
 
     def _wait(self, demands: DurabilityClass, end: int) -> asyncio.Future[None]:
         """Raises BrokerDraining when another member writes: nothing would end the wait."""

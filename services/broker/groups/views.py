@@ -15,9 +15,7 @@ class GroupViews:
     """Serialized ``JoinGroupResponse``s, the newest of each group."""
 
     def __init__(self) -> None:
-        self._packed: OrderedDict[str, tuple[tuple[object, ...], bytes]] = (
-            OrderedDict()
-        )
+        self._packed: OrderedDict[str, tuple[tuple[object, ...], bytes]] = OrderedDict()
 
     def pack(
         self,

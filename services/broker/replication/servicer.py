@@ -51,6 +51,7 @@ class ReplicationServicer(MemberServicer):
         self._in_sync = in_sync
         self._hand_over = hand_over
         self._identity = identity
+        self._storage = core.storage
         self._config = config
         self._log_file_bytes = config.mapped_file_size_commit_log
         self._promise_ms = round(config.lease_duration_s * 1000) if config.lease else 0
@@ -161,7 +162,13 @@ class ReplicationServicer(MemberServicer):
         role = common_pb2.MEMBER_ROLE_WRITER
         lease = self._in_sync.record
         status = replica_status_of(
-            self._identity, self._config, self._store, role, lease, self._clocks
+            self._identity,
+            self._config,
+            self._store,
+            role,
+            lease,
+            self._clocks,
+            send_refusal=self._storage.send_refusal,
         )
         if (writer_status := self._in_sync.writer_status()) is not None:
             status.writer_status.CopyFrom(writer_status)

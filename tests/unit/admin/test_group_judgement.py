@@ -68,6 +68,39 @@ def test_all_is_well() -> None:
     assert (found.since_ms, found.behind_bytes_max) == (1_700_000_000_000, 10)
 
 
+FULL = "97.0 % of the store's room is used"
+
+
+@pytest.mark.parametrize("lease", [True, False])
+def test_a_writer_that_refuses_sends_is_degraded_with_the_reason(lease: bool) -> None:
+    writer = replica_status(0, writer_status=HEALTHY)
+    writer.send_refusal = FULL
+    if not lease:
+        writer.ClearField("writer_status")
+    found = view(writer, replica_status(1))
+    assert found.status == "degraded"
+    assert found.advice.startswith("it refuses sends: free space")
+    assert f"member 0 refuses sends: {FULL}" in found.troubles
+
+
+@pytest.mark.parametrize(("is_full", "told"), [(False, True), (True, False)])
+def test_a_follower_with_room_is_named(is_full: bool, told: bool) -> None:
+    """The operator decides: its log grows as the writer's did."""
+    writer, follower = replica_status(0, writer_status=HEALTHY), replica_status(1)
+    writer.send_refusal = FULL
+    follower.send_refusal = FULL if is_full else ""
+    found = view(writer, follower)
+    assert ("broker step-down --broker-group g9 --to 1" in found.advice) is told
+    assert (f"member 1 has no room for sends: {FULL}" in found.troubles) is is_full
+
+
+def test_a_follower_without_room_is_told_before_it_leads() -> None:
+    follower = replica_status(1)
+    follower.send_refusal = FULL
+    found = view(replica_status(0, writer_status=HEALTHY), follower)
+    assert (found.status, found.troubles) == ("ok", [f"member 1 has no room for sends: {FULL}"])
+
+
 def test_nobody_writes() -> None:
     found = view(replica_status(1))
     assert (found.status, found.writer, found.in_sync) == ("no writer", None, None)
