@@ -21,23 +21,26 @@ def wait_s(table: QuotaTable, now_s: float) -> float:
 
 
 @given(
-    st.integers(1, 1_000),
-    st.lists(st.tuples(st.integers(1, 300), st.floats(0, 2)), max_size=60),
+    st.builds(Quota, st.integers(0, 1_000), st.integers(0, 100_000)),
+    st.lists(st.tuples(st.integers(1, 300), st.integers(0, 30_000), st.floats(0, 2)), max_size=60),
 )
 def test_a_client_gets_its_rate_and_a_second_at_once(
-    rate: int, tries: list[tuple[int, float]]
+    quota: Quota, tries: list[tuple[int, int, float]]
 ) -> None:
-    """Never more than the rate, a second's worth and the last batch; and a client that waits as it
-    is told gets in.
+    """Never more messages nor bytes than the rate, a second's worth and the last batch; and a
+    client that waits as it is told gets in.
     """
-    table, quota = QuotaTable("of sends to topic"), Quota(messages_per_s=rate)
-    now_s, sent = 1_000.0, 0
-    for count, rest_s in tries:
+    table = QuotaTable("of sends to topic")
+    now_s, sent, sent_bytes = 1_000.0, 0, 0
+    for count, size, rest_s in tries:
         now_s += wait_s(table, now_s)
         table.check(ONE, now_s)
-        table.take(ONE, quota, count, 10**9, now_s)
+        paid_s = now_s - 1_000.0 + quotas.BURST_S + 1e-3
+        assert not quota.messages_per_s or sent <= quota.messages_per_s * paid_s
+        assert not quota.bytes_per_s or sent_bytes <= quota.bytes_per_s * paid_s
+        table.take(ONE, quota, count, size, now_s)
         sent += count
-        assert sent - count <= rate * (now_s - 1_000.0 + quotas.BURST_S) + 1e-3
+        sent_bytes += size
         now_s += rest_s
 
 
