@@ -115,6 +115,17 @@ class ServiceConfig:
         ),
     )
 
+    loop_stall_ms: int = field(
+        default=5_000,
+        metadata=about(
+            "An event loop that has not turned for so long is logged with the stack of its thread; "
+            "0 = it is not watched.",
+            unit="ms",
+            minimum=0,
+            maximum=600_000,
+        ),
+    )
+
     # --- clients that do not read, on each port ---
     calls_per_connection_max: int = field(
         default=1_024,

@@ -5,18 +5,24 @@ from __future__ import annotations
 import asyncio
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from types import TracebackType
 from typing import NoReturn, Self
 
 from cometmq.errors import ClientClosed, ClientForked, ClientLoopMismatch, InvalidRequest
 from cometmq.rpc.forks import FORKS
+from cometmq.rpc.loop_watch import loop_watch
 
 
 class Lifecycle(ABC):
-    """``_open``: calls may be made."""
+    """``_open``: calls may be made. Meanwhile an event loop that does not turn for
+    ``loop_stall_ms`` (0: it may) is logged.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, loop_stall_ms: int) -> None:
         self._open = False
+        self._loop_stall_ms = loop_stall_ms
+        self._end_watch: Callable[[], None] = lambda: None
         self._made_by = os.getpid()
         self._opened_in: asyncio.AbstractEventLoop | None = None  # this event loop
         self._is_ending = False
@@ -33,7 +39,13 @@ class Lifecycle(ABC):
             raise ClientForked(f"Process {self._made_by} has made this client.")
         self._opened_in = asyncio.get_running_loop()
         FORKS.watch(self, self._forked)
-        await self._enter()
+        if self._loop_stall_ms:
+            self._end_watch = loop_watch.watch(self._loop_stall_ms / 1000)
+        try:
+            await self._enter()
+        except BaseException:
+            self._end_watch()
+            raise
         return self
 
     async def close(self) -> None:
@@ -53,7 +65,10 @@ class Lifecycle(ABC):
             return
         self._check_loop()
         self._is_ending = True
-        await self._leave(error)
+        try:
+            await self._leave(error)
+        finally:
+            self._end_watch()
 
     @abstractmethod
     async def _enter(self) -> None:

@@ -179,6 +179,13 @@ class TraceOptions:
             "are.",
         ),
     )
+    loop_stall_ms: int = _option(
+        5_000,
+        0,
+        600_000,
+        "An event loop that has not turned for so long is logged with the stack of its thread; 0 = "
+        "it is not watched.",
+    )
     trace_enable: bool = field(
         default=False,
         metadata=_about("Writes trace records of messages.", "enableMsgTrace, enableTrace"),

@@ -84,8 +84,8 @@ class Producer(Lifecycle):
         """``namesrv``: ``host:port`` of the name servers, ``;`` between them; None = what
         COMETMQ_NAMESRV says. ConfigInvalid when it is not that.
         """
-        super().__init__()
         self._options = options_of(ProducerOptions, options)
+        super().__init__(self._options.loop_stall_ms)
         self._clock = clock or SystemClock()
         self._namespace = Namespace(self._options.namespace)
         self._connections = Connections(namesrv)

@@ -67,8 +67,8 @@ class PushConsumer(Lifecycle):
         dead letters. ``offset_store`` keeps how far the consumer is, instead of the brokers.
         Raises ConfigInvalid, GroupNameInvalid, InvalidRequest.
         """
-        super().__init__()
         self._options = options_of(PushConsumerOptions, options)
+        super().__init__(self._options.loop_stall_ms)
         self._is_broadcasting = self._options.message_model is MessageModel.BROADCASTING
         if self._is_broadcasting and self._options.orderly:
             raise ConfigInvalid("orderly: a queue has no lock when all members read it.")

@@ -68,8 +68,8 @@ class SimpleConsumer(Lifecycle):
         COMETMQ_NAMESRV says. The group's mode is POP; a group that is not there is made so.
         ConfigInvalid, GroupNameInvalid.
         """
-        super().__init__()
         self._options = options_of(SimpleConsumerOptions, options)
+        super().__init__(self._options.loop_stall_ms)
         self._tasks = Tasks(f"simple consumer {group}")
         self._changes = ShieldedTasks()
         self._connections = Connections(namesrv)

@@ -109,7 +109,9 @@ class MemberApp(ABC):
         self._recovery = RecoveryGauges(self._registry)
         self._registry.register(DiskCollector(self._metrics, config.store_path))
         self._registry.register(RefusedCallers(ports.secret))
-        self._loop_lag = LoopLagMonitor(self._registry, ports.gate, self._clock)
+        self._loop_lag = LoopLagMonitor(
+            self._registry, ports.gate, self._clock, config.loop_stall_ms
+        )
         self._elections = Elections(self._registry, before)
         self._clocks = Clocks(self._clock, config.clock_skew_s_max, before)
         self._registry.register(self._clocks)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from cometmq.clock import Clock, process_cpu_s
 from cometmq.flight_recorder import Stage, recorder
 from cometmq.rpc.gate import Gate
+from cometmq.rpc.loop_watch import loop_watch
 from cometmq.rpc.ticks import until_tick_s
 
 INTERVAL_S = 0.1
@@ -24,7 +25,8 @@ class LoopLagMonitor:
 
     Everything that a process does, it does on one loop: a timer that fires late has been waiting as
     long as every request has. An idle process is measured less often, because each timer wakes
-    it. ``cpu_s``: the processor seconds of the process so far.
+    it. A loop that does not turn for ``stall_ms`` (0: it may) is counted, and the log says where it
+    stands. ``cpu_s``: the processor seconds of the process so far.
     """
 
     def __init__(
@@ -32,9 +34,11 @@ class LoopLagMonitor:
         registry: CollectorRegistry,
         gate: Gate,
         clock: Clock,
+        stall_ms: int = 0,
         cpu_s: Callable[[], float] = process_cpu_s,
     ) -> None:
         self._clock = clock
+        self._stall_ms = stall_ms
         self._cpu_s = cpu_s
         ready = Gauge(
             "cometmq_ready",
@@ -49,8 +53,23 @@ class LoopLagMonitor:
             registry=registry,
         )
 
+        self._stalls = Counter(
+            "cometmq_event_loop_stalls",
+            "How often the event loop did not turn for so long that the log says where it stands.",
+            registry=registry,
+        )
+
     async def run(self) -> None:
         """Measure until cancelled."""
+        if not self._stall_ms:
+            return await self._measure()
+        end_watch = loop_watch.watch(self._stall_ms / 1000, self._stalls.inc)
+        try:
+            await self._measure()
+        finally:
+            end_watch()
+
+    async def _measure(self) -> None:
         is_busy = True
         while True:
             wait_s = INTERVAL_S if is_busy else until_tick_s(REST_INTERVAL_S)

@@ -58,7 +58,9 @@ class App:
         self._registry = new_registry("namesrv", self._clock)
         self._metrics = NamesrvMetrics(self._registry, self._table)
         self._registry.register(RefusedCallers(server.secret))
-        self._loop_lag = LoopLagMonitor(self._registry, server.gate, self._clock)
+        self._loop_lag = LoopLagMonitor(
+            self._registry, server.gate, self._clock, config.loop_stall_ms
+        )
         self._stack = AsyncExitStack()
         self.metrics_address = ""
 

@@ -43,7 +43,9 @@ class App:
         self._clock = clock or SystemClock()
         self.registry = new_registry("pullhold", self._clock)
         self._metrics = HoldMetrics(self.registry, self._clock)
-        self._loop_lag = LoopLagMonitor(self.registry, server.gate, self._clock)
+        self._loop_lag = LoopLagMonitor(
+            self.registry, server.gate, self._clock, config.loop_stall_ms
+        )
         self._secret = open_secret(config.internal_secret_file, self._clock)
         limits = HoldLimits(
             holds_max=config.holds_max,

@@ -49,6 +49,7 @@ EXPECTED_ALERTS = {
     "CometMQDiskFillingUp",
     "CometMQDiskNearlyFull",
     "CometMQEventLoopStalls",
+    "CometMQEventLoopStandsStill",
     "CometMQMessagesRemovedEarly",
     "CometMQTimersLate",
 }

@@ -22,7 +22,6 @@ from cometmq.client.names import of
 from cometmq.client.reading.progress import AnyRun
 from cometmq.client.received import ReceivedMessage
 from cometmq.client.remote.description import CallState
-from cometmq.client.remote.loop_watch import LoopWatch
 from cometmq.client.remote.rates import Rates, Tally
 from cometmq.client.remote.stacks import exception_text, task_stack
 from cometmq.client.threads import ListenerThreads
@@ -161,8 +160,6 @@ class Workers:
         self._without_hooks = self._threads or cast(AsyncListener, listener)
         self._listener = with_consume_hooks(self._without_hooks, hooks, group)
         self._group = group
-        # Calls in threads do not block the loop.
-        self._loop_watch = LoopWatch(timeout_s, *CALLERS) if self._threads is None else None
         self._tasks: Tasks  # since the start
         self._concurrency = concurrency
         self._count = 0  # running workers; above `concurrency` until the surplus has ended
@@ -188,8 +185,6 @@ class Workers:
     def start(self, tasks: Tasks) -> None:
         self._tasks = tasks
         self.resize(self._concurrency)
-        if self._loop_watch is not None:
-            self._loop_watch.start()
         tasks.start(self._watch_calls(), "consume timeout")
 
     def resize(self, concurrency: int) -> None:
@@ -215,8 +210,6 @@ class Workers:
 
     def close(self) -> None:
         """Nothing is delivered again."""
-        if self._loop_watch is not None:
-            self._loop_watch.stop()
         if self._threads is not None:
             self._threads.close()
         for timer in self._delayed.values():
@@ -339,8 +332,6 @@ class Workers:
         """
         seen: dict[_Worker, tuple[Call, int]] = {}
         while True:
-            if self._loop_watch is not None:
-                self._loop_watch.beat()
             await asyncio.sleep(self._timeout_s / LOOKS_PER_TIMEOUT)
             before, seen = seen, {}
             for worker in self._workers:

@@ -45,7 +45,7 @@ class QueueCalls(Lifecycle):
         route_changed: Callable[[str], None],
     ) -> None:
         """ConfigInvalid, GroupNameInvalid."""
-        super().__init__()
+        super().__init__(options.loop_stall_ms)
         self._usual = options
         namespace = Namespace(options.namespace)
         self._connections = Connections(namesrv)

@@ -64,7 +64,7 @@ async def test_a_process_at_rest_is_measured_less_often(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(loop_lag, "until_tick_s", lambda _: 0.75)
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    monitor = LoopLagMonitor(CollectorRegistry(), Gate(), Late(), used_s.__next__)
+    monitor = LoopLagMonitor(CollectorRegistry(), Gate(), Late(), cpu_s=used_s.__next__)
     with pytest.raises(RuntimeError):  # the list is at its end
         await monitor.run()
     assert waits_s == [loop_lag.INTERVAL_S] * 3 + [0.75, loop_lag.INTERVAL_S]
