@@ -9,6 +9,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from cometmq.clock import Clock
+from cometmq.messaging.believed_clock import BelievedClock
 from cometmq.reexec import RoleChange
 from cometmq.replication.clock_comparison import ClockComparison
 from cometmq.telemetry import OutageLogger
@@ -130,3 +131,44 @@ class Clocks(Collector):
                 others.add_metric(member, (reading.offset_ms - own_ms) / 1000)
                 errors.add_metric(member, reading.error_now_ms(boot_ms) / 1000)
         return [skew, others, errors]
+
+
+class GuardedClock:
+    """A :class:`~cometmq.clock.Clock` whose wall clock is the believed one, by ``clocks``. Belongs
+    to one thread. ``stored_ms``: when the newest record of the log was stored; 0: there is none.
+    """
+
+    def __init__(self, clock: Clock, clocks: Clocks | None, stored_ms: int = 0) -> None:
+        self.believed = BelievedClock(stored_ms)
+        self.monotonic_s = clock.monotonic_s
+        self.boottime_s = clock.boottime_s
+        self._machine_ms = clock.wall_ms
+        self._clocks = clocks
+        self._stored_ms = stored_ms
+
+    def now_ms(self) -> int:
+        """By which messages are due: never before they should be; late for a while after the wall
+        clock jumped.
+        """
+        self._look()
+        return self.believed.due_ms
+
+    def wall_ms(self) -> int:
+        """From which delays and ages count."""
+        self._look()
+        return self.believed.now_ms
+
+    def promise(self, delay_ms: int) -> None:
+        """A message is stored that waits for so long from :meth:`wall_ms`."""
+        if delay_ms > 0:
+            self.believed.promise(delay_ms, self._boot_ms())
+
+    def _boot_ms(self) -> int:
+        return int(self.boottime_s() * 1000)
+
+    def _look(self) -> int:
+        """How far what is due is behind the machine's clock, in ms."""
+        machine_ms = self._machine_ms()
+        time_ms = machine_ms if self._clocks is None else self._clocks.time_ms(self._stored_ms)
+        self.believed.look(time_ms, self._boot_ms())
+        return machine_ms - self.believed.due_ms

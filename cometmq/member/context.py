@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cometmq.clock import Clock
-from cometmq.member.clocks import Clocks
+from cometmq.member.clocks import Clocks, GuardedClock
 from cometmq.member.config import MemberConfig
 from cometmq.member.hosts import BrokerIdentity
 from cometmq.member.listen import Ports
@@ -85,13 +85,15 @@ class MemberCore:
         self.storage = storage
         self.state = state
         self.members = MemberTable(config.groups_max)  # of consumer groups; empty on a follower
+        ages = GuardedClock(clock, context.clocks)  # the thread of retention alone reads it
+        ages.wall_ms()  # jumps count from here
         pace = CatchUpThrottle(config.catch_up_bytes_per_s)
         self.reader = Reader(storage, state, pace, clock, copy=copy)
         self.retention = Retention(
             storage,
             state,
             rules_of(config),
-            clock,
+            ages,
             pause_s=config.delete_commit_log_files_interval / 1000,
             write_snapshot=write_snapshot,
         )

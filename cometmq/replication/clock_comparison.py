@@ -70,7 +70,8 @@ class ClockComparison:
         With one other clock nobody can tell which is wrong, and the lower one counts, unless it is
         more than a day behind ``stored_ms``, a time that has been.
         """
-        others = [r for r in self.readings.values() if boot_ms - r.boot_ms < FORGOTTEN_MS]
+        readings = list(self.readings.values())  # in one step: metrics are read in a thread
+        others = [r for r in readings if boot_ms - r.boot_ms < FORGOTTEN_MS]
         if not others:
             return None
         votes = [(r.offset_ms, r.error_now_ms(boot_ms)) for r in others]

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from cometmq.errors import CometError, LeaseUnavailable, StaleEpoch
 from cometmq.member.app import FOLLOWER_MODULE, WRITER, MemberApp
+from cometmq.member.clocks import GuardedClock
 from cometmq.member.context import MemberContext
 from cometmq.member.lease.lease_holder import DEPOSED, Deposed, LeaseHolder
 from cometmq.member.lease.stores import Lease, Reading, open_lease
@@ -119,7 +120,7 @@ class App(MemberApp):
             self._config,
             context.identity.batch_limits,
             context.identity.store_host,
-            self._clock,
+            GuardedClock(self._clock, context.clocks),
             epoch_floor=0 if lease is None else lease.epoch,
             log_end=before.log_end if before is not None and handed_over else None,
             keeps_positions=reason.keeps_positions,

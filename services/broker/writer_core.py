@@ -121,7 +121,7 @@ class WriterCore:
         self.half_admin = HalfAdmin(self.transactions, self.storage, self.keeper, relays, clock)
         self.checks = TransactionChecks(self.transactions, self.storage, metrics, clock)
         self.core.retention.before_removal = self._before_removal
-        self.pop = PopGroups(self.storage, self.keeper, self.retries, metrics, clock)
+        self.pop = PopGroups(self.storage, self.keeper, self.retries, metrics, time)
         self._state_writer = StateWriter(context.config, self.keeper, self.storage, clock)
 
     def _new_timer_slots(self) -> TimerSlots | None:

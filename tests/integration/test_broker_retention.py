@@ -20,6 +20,7 @@ from tests.support.cluster.broker import (
     LaterClock,
     LiveBroker,
     SendLane,
+    WrongClock,
     batch,
     refusal,
     running_broker,
@@ -117,6 +118,17 @@ async def test_what_is_expired_goes_and_nothing_else(tmp_path: Path, crash: bool
         assert position.offset == 20
         await broker.send("idle", 0, b"c")
         assert (await broker.status("idle", 0)).appended_offset == 3, "it counts on"
+
+
+async def test_a_jump_of_the_clock_expires_nothing(tmp_path: Path) -> None:
+    clock = WrongClock()
+    async with running_broker(tmp_path, clock=clock, **OPTIONS) as broker:
+        await broker.put_topic("T", 1)
+        await fill(broker, 20)
+        clock.wrong_ms = 2 * HOUR_MS
+        await fill(broker, 8)
+        assert (await clean(broker)).log_file_count == 0
+        assert await first_offset(broker, "T") == 0
 
 
 async def test_a_quota_is_kept_and_sends_go_on(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from cometmq.client import (
 )
 from cometmq.client.received import decode_received
 from cometmq.client.requests import requester
-from cometmq.client.requests.replier import Replier
+from cometmq.client.requests.replier import SKEW_MS, Replier
 from cometmq.errors import (
     ClientClosed,
     ClientIdInUse,
@@ -49,6 +49,7 @@ from tests.support.cluster.broker import (
     BrokerClient,
     LaterClock,
     LiveBroker,
+    WrongClock,
     batch,
     refusal,
     running_broker,
@@ -183,14 +184,31 @@ async def test_both_sides_end_with_the_time_and_late_replies_are_counted(
         await producer.request_then(Message("T", b"?"), lambda *end: called.put_nowait(end), 0.3)
         assert isinstance((await called.get())[1], RequestTimeout)
         await until(lambda: len(seen) == 2)
-        await consumer.reply(seen[0], b"late")  # the clocks of the two may differ so much
+        await consumer.reply(seen[0], b"late")
         await until_async(lambda: has_counted(broker, "late", 1))
         clock = LaterClock()
-        clock.later_ms = 300 + 6_000
+        clock.later_ms = 300 + SKEW_MS
         replier = Replier(namesrv, "later", clock)
         replier.is_open = True
         with pytest.raises(RequestExpired):
             await replier.reply(seen[0], b"too late")
+
+
+@pytest.mark.parametrize("wrong_s", [20, 600, 3_500, -20, -3_600, -1_700_000_000])
+async def test_a_replier_whose_clock_is_wrong_replies(tmp_path: Path, wrong_s: int) -> None:
+    seen: list[ReceivedMessage] = []
+    async with (
+        cluster(tmp_path) as (namesrv, _),
+        server(namesrv, seen.append),
+        Producer(namesrv) as producer,
+    ):
+        replier = Replier(namesrv, "wrong", WrongClock(wrong_s * 1000))
+        replier.is_open = True
+        asked = asyncio.create_task(producer.request(Message("T", b"?"), timeout_s=20.0))
+        await until(lambda: bool(seen))
+        await replier.reply(seen[0], b"yes")
+        assert (await asked).body == b"yes"
+        await replier.close()
 
 
 async def test_a_reply_after_a_restart_of_the_broker_finds_its_requester(tmp_path: Path) -> None:

@@ -31,7 +31,9 @@ from cometmq.format.request_reply import (
 )
 from cometmq.model import Message, QueueRef
 
-SKEW_MS = 5_000  # that the clocks of a requester and of a replier may differ
+# That the clocks of a requester and of a replier may differ: replies to older requests are refused.
+SKEW_MS = 3_600_000
+WAIT_MS = 5_000  # a reply is tried for longer than its requester waits
 ROUTE_S_MAX = 0.5  # between two looks at the route
 
 _CLOCK = SystemClock()
@@ -61,16 +63,18 @@ class Replier:
         if not isinstance(message, ReceivedMessage):
             raise InvalidRequest(f"reply takes a received message, not {type(message).__name__}.")
         requester = requester_of(message.properties, message.born_time_ms)
-        left_s = (requester.until_ms + SKEW_MS - self._clock.wall_ms()) / 1000
-        if left_s <= 0:
+        if self._clock.wall_ms() >= requester.until_ms + SKEW_MS:
             raise RequestExpired(f"The requester waited {requester.ttl_ms} ms, and waits no more.")
+        # No clock is compared: the requester waits no longer than this from now.
+        until_s = self._clock.monotonic_s() + (requester.ttl_ms + WAIT_MS) / 1000
+        left_s = until_s - self._clock.monotonic_s()
         sent = self._send_now(message, requester, body)
         if sent is not None:
             self._deadlines.add((sent, requester), left_s)
             try:
                 return await sent
             except (TopicNotFound, QueueNotFound, RouteNotFound):
-                left_s = (requester.until_ms + SKEW_MS - self._clock.wall_ms()) / 1000
+                left_s = until_s - self._clock.monotonic_s()
         try:
             async with asyncio.timeout(left_s):
                 return await self._send(message, requester, body)
