@@ -14,13 +14,14 @@ from cometmq.errors import (
     BrokerStarting,
     CometError,
     GroupNotFound,
+    InvalidRequest,
     PeerUnavailable,
     RouteNotFound,
     TopicNotFound,
 )
 from cometmq.rpc.addresses import parse_addresses
 from cometmq.rpc.channel_pool import ChannelPool
-from cometmq.rpc.interceptors import error_from
+from cometmq.rpc.interceptors import error_from, is_not_served
 from cometmq.rpc.secret import SharedSecret
 from cometmq.v1 import (
     broker_pb2_grpc,
@@ -81,16 +82,24 @@ class Connection:
         that did not answer is asked last the next time.
         """
         silent: list[str] = []
+        stranger: CometError | None = None  # what a process of another kind said
         for address in self._namesrvs:
             stub = namesrv_pb2_grpc.NameServiceStub(self._channels.get(address))
             try:
                 answer = await call(address, ask(stub), request)
             except PeerUnavailable:
                 silent.append(address)
+            except InvalidRequest as error:
+                if not is_not_served(error):
+                    raise
+                silent.append(address)
+                stranger = error
             else:
                 answering = (known for known in self._namesrvs if known not in silent)
                 self._namesrvs = (*answering, *silent)
                 return answer
+        if stranger is not None:
+            raise stranger
         raise PeerUnavailable(f"no name server answers: {', '.join(silent)}")
 
     async def ask_namesrvs(
@@ -184,6 +193,8 @@ async def call(
         error: CometError = error_from(refused)
     if isinstance(error, PeerUnavailable):
         raise PeerUnavailable(f"{address} does not answer: {error.message}")
+    if is_not_served(error):
+        raise InvalidRequest(f"{address} does not know this call").advising(error.advice)
     raise error
 
 

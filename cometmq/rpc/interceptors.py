@@ -80,6 +80,11 @@ def short_text(text: str) -> str:
     return data[: ERROR_TEXT_BYTES_MAX - 3].decode("utf-8", "ignore") + "…"
 
 
+def is_not_served(error: CometError) -> bool:
+    """Whether a process has answered that it does not know the call: it is of another kind."""
+    return error.advice == NOT_SERVED
+
+
 # --- client side --------------------------------------------------------------------------------
 
 
@@ -96,13 +101,13 @@ def error_from(error: grpc.aio.AioRpcError) -> CometError:
     kind = _BY_STATUS.get(error.code(), errors.InternalError)
     found = kind(f"{error.code().name}: {short_text(error.details() or '')}")
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return found.advising(_NOT_SERVED)
+        return found.advising(NOT_SERVED)
     return found
 
 
 # What a write gets that the end of its stream has overtaken, in the place of the true status.
 _WRITTEN_TO_THE_END = "Internal error from Core"
-_NOT_SERVED = (
+NOT_SERVED = (
     "The process at this address does not serve this call. Check the address: it may be a process "
     "of another kind, such as a broker where a name server is meant, or of an older release."
 )

@@ -5,10 +5,12 @@ whether a message is certainly not stored.
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cometmq.admin.connection import Connection
 from cometmq.client import Message, Producer, ProducerOptions, QueueRef
 from cometmq.errors import (
     BrokerDraining,
@@ -18,12 +20,14 @@ from cometmq.errors import (
     DiskFull,
     FlowControl,
     InternalError,
+    InvalidRequest,
     PeerUnavailable,
     RequestTimeout,
     SendTimeout,
     SlaveNotAvailable,
     TopicNotFound,
 )
+from tests.support.cluster.broker import running_namesrv
 from tests.support.cluster.fake_cluster import FakeBroker, fake_cluster
 from tests.support.waiting import until
 
@@ -178,3 +182,44 @@ def test_an_error_after_a_refusal_has_the_text_of_both() -> None:
     assert str(error).startswith("Nothing was said. The last refusal: TOPIC_NOT_FOUND: there is no")
     assert str(error).endswith(SendTimeout.advice)
     assert InternalError("x").after(None).__cause__ is None
+
+
+async def test_a_broker_in_the_place_of_a_name_server_is_told_from_a_dead_process() -> None:
+    async with fake_cluster() as (_, [broker]):
+        options = ProducerOptions(**QUICK | {"route_timeout_ms": 500})
+        async with Producer(broker.address, options=options) as producer:
+            with pytest.raises(PeerUnavailable, match="is no name server") as refused:
+                await producer.send(Message("T", b"0"))
+        assert broker.address in str(refused.value)
+        assert "that the process lives" not in str(refused.value)
+        for address in (broker.address, f"{broker.address};127.0.0.1:1"):
+            async with Connection(address) as connection:
+                with pytest.raises(InvalidRequest, match="a broker where a name server is meant"):
+                    await connection.members()
+
+
+async def test_a_name_server_beside_a_broker_s_address_is_asked(tmp_path: Path) -> None:
+    async with fake_cluster() as (namesrv, [broker]), running_namesrv(tmp_path) as real:
+        async with Connection(f"{broker.address};{real}") as connection:
+            assert await connection.members() == []
+        async with producing(f"{broker.address};{namesrv.address}") as producer:
+            await producer.send_and_wait(Message("T", b"0"))
+
+
+@pytest.mark.parametrize(
+    ("body", "how"),
+    [
+        ("text", "body.encode()"),
+        ({"a": 1}, "json.dumps(body).encode()"),
+        ([1], "json.dumps(body).encode()"),
+        (5, "json.dumps(body).encode()"),
+        (bytearray(b"x"), "bytes(body)"),
+        (None, 'b""'),
+        (object(), "as JSON or otherwise"),
+    ],
+)
+def test_a_body_of_another_kind_gets_advice_that_fits(body: Any, how: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        Message("T", body)
+    assert how in str(refused.value)
+    assert "send the request again" not in str(refused.value)

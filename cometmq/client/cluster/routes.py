@@ -26,6 +26,7 @@ from cometmq.client.cluster.routing import (
 from cometmq.client.namespaces import Namespace
 from cometmq.clock import Clock, SystemClock
 from cometmq.errors import CometError, LimitExceeded, NotWriter, PeerUnavailable, TopicNotFound
+from cometmq.rpc.interceptors import is_not_served
 from cometmq.rpc.retry import Backoff
 from cometmq.rpc.streams import Stream, read, write
 from cometmq.rpc.tasks import Tasks, stop_all, wait_at_most
@@ -74,6 +75,7 @@ class RouteWatcher:
         self._missing: dict[tuple[str, str], float] = {}
         self._heard = False  # something, in this round of the name servers
         self._silence_told_s: float | None = None
+        self._failed: CometError | None = None  # with what the last name server was left
         self._has_answer = asyncio.Event()  # a name server has answered since it was last asked
         self._doubted = asyncio.Event()
         self._unreached: set[str] = set()  # broker groups whose writers do not answer
@@ -197,7 +199,12 @@ class RouteWatcher:
     def _why_not(self, topic: str) -> CometError:
         if topic in self._routes:
             return TopicNotFound(f"no registered broker has the topic {topic}")
-        return PeerUnavailable(f"no name server answers: {self._connections.namesrv}")
+        failed = self._failed
+        if failed is not None and is_not_served(failed):
+            return PeerUnavailable(
+                f"{self._connections.namesrv} is no name server, though a process answers there"
+            ).advising(failed.advice)
+        return PeerUnavailable(f"no name server answers: {self._connections.namesrv}").after(failed)
 
     async def _run(self) -> None:
         while True:
@@ -207,7 +214,7 @@ class RouteWatcher:
                 try:
                     await self._watch_at(address)
                 except CometError as error:
-                    failed = error
+                    failed = self._failed = error
                     _log.info("name server left", extra=fields(address=address, error=error))
                 await asyncio.sleep(self._backoff.next_s())
             if not self._heard and failed is not None:
