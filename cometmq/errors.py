@@ -131,7 +131,10 @@ class TopicNameInvalid(RequestError):
     """The topic name breaks the rules of names."""
 
     code = 1001
-    advice = "Use 1 to 127 characters of letters, digits, '%', '|', '_' and '-'."
+    advice = (
+        "Use at most 127 characters, namespace and '%' included: letters, digits, '|', '_' and "
+        "'-', at least one letter or digit."
+    )
 
 
 class GroupNameInvalid(RequestError):
@@ -139,8 +142,8 @@ class GroupNameInvalid(RequestError):
 
     code = 1002
     advice = (
-        "Use 1 to 255 characters of letters, digits, '%', '|', '_' and '-'; 120 at most for a "
-        "group that receives (POP) or sends messages back."
+        "Use at most 120 characters, namespace and '%' included: letters, digits, '|', '_' and "
+        "'-', at least one letter or digit. Names that begin with CID_RMQ_SYS_ are the system's."
     )
 
 

@@ -41,7 +41,9 @@ class Row:
 
     def names(self, test: str) -> bool:
         """Whether the row names this test, or the file or folder that it is in."""
-        return any(test == one or test.startswith((f"{one}::", f"{one}/")) for one in self.tests)
+        return any(
+            test == one or test.startswith((f"{one}::", f"{one}/", f"{one}[")) for one in self.tests
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from cometmq.admin.views import (
     QueueProgressView,
 )
 from cometmq.errors import GroupNotFound, InvalidRequest
+from cometmq.names import check_new_group
 from cometmq.v1 import broker_pb2
 
 CHANGE_DEADLINE_S = 10.0
@@ -36,7 +37,8 @@ def disagreement(members: list[GroupMemberView]) -> str:
 async def create_group(
     connection: Connection, settings: broker_pb2.GroupSettings, broker_groups: tuple[str, ...] = ()
 ) -> list[GroupSettingsView]:
-    """Create a group. InvalidRequest: it is there."""
+    """Create a group. GroupNameInvalid; InvalidRequest: it is there."""
+    check_new_group(settings.group)
     known = await _known_at(connection, settings.group, broker_groups)
     if known:
         raise InvalidRequest(

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from hashlib import blake2b
 
+from cometmq import names
+from cometmq.client.namespaces import Namespace
 from cometmq.errors import ConfigInvalid, GroupNameInvalid, InvalidRequest, TopicNameInvalid
 from cometmq.model import (
     BROADCAST_PREFIX,
@@ -20,15 +22,28 @@ from cometmq.model import (
 )
 
 
-def check_group(group: object) -> str:
-    """The name itself; GroupNameInvalid when it is none."""
-    if not isinstance(group, str) or GROUP_NAME.fullmatch(group) is None:
+def check_group(group: object, namespace: Namespace) -> str:
+    """The name of a consumer group itself; GroupNameInvalid when it is none, or one that is too
+    long in its namespace.
+    """
+    if not isinstance(group, str):
         raise GroupNameInvalid(f"{group!r} is not a group name.")
+    names.check_new_group(namespace.wire(group))
+    return group
+
+
+def check_producer_group(group: object, namespace: Namespace) -> str:
+    """The same, of a producer group."""
+    if not isinstance(group, str):
+        raise GroupNameInvalid(f"{group!r} is not a group name.")
+    names.check_new_producer_group(namespace.wire(group))
     return group
 
 
 def check_topic(topic: object) -> str:
-    """The name itself; TopicNameInvalid when it is none."""
+    """The name itself; TopicNameInvalid when it is none. The topic may be there, by whatever rule
+    its name was made.
+    """
     if not isinstance(topic, str) or TOPIC_NAME.fullmatch(topic) is None:
         raise TopicNameInvalid(f"{topic!r} is not a topic name.")
     return topic

@@ -5,13 +5,11 @@ on the wire and in the store topic T of namespace N is ``N%T``, and a group's re
 
 from __future__ import annotations
 
-import re
 from typing import TypeVar
 
 from cometmq.errors import CometError
 from cometmq.model import DLQ_PREFIX, RETRY_PREFIX
-
-NAMESPACE = re.compile(r"[a-zA-Z0-9_-]{0,64}")
+from cometmq.names import SYSTEM_GROUP_PREFIX, SYSTEM_TOPIC_PREFIX
 
 _PREFIXES = (RETRY_PREFIX, DLQ_PREFIX)
 # RocketMQ's own topics and groups are in no namespace.
@@ -28,7 +26,7 @@ _SYSTEM_TOPICS = frozenset(
         "OFFSET_MOVED_EVENT",
     )
 )
-_SYSTEM_STARTS = ("rmq_sys_", "CID_RMQ_SYS_")
+_SYSTEM_STARTS = (SYSTEM_TOPIC_PREFIX, SYSTEM_GROUP_PREFIX)
 
 Answer = TypeVar("Answer")
 

@@ -16,11 +16,11 @@ from typing import Any, TypeVar, cast
 from cometmq.client.group.rebalance import Allocation, Strategy, is_strategy
 from cometmq.client.hooks import ConsumeHook, FilterHook, SendHook, are_hooks
 from cometmq.client.messages import ConsumeFrom, ConsumeMode, MessageModel, OrderBy
-from cometmq.client.namespaces import NAMESPACE
 from cometmq.errors import ConfigInvalid
 from cometmq.format.compression import Compression
 from cometmq.format.trace import TRACE_TOPIC
 from cometmq.model import BATCHES_KNOWN_MAX, SENDER_KNOWN_MS, TOPIC_NAME, Message, QueueRef
+from cometmq.names import is_client_id, is_namespace
 from cometmq.rpc.retry import BackoffPolicy
 
 Options = TypeVar("Options")
@@ -93,8 +93,9 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         "a member of Compression, and its package installed: pip install 'cometmq[compression]'",
     ),
     "namespace": (
-        lambda value: isinstance(value, str) and NAMESPACE.fullmatch(value) is not None,
-        "at most 64 letters, digits, '_' and '-'",
+        lambda value: isinstance(value, str) and (value == "" or is_namespace(value)),
+        "at most 64 letters, digits, '_' and '-', with a letter or digit, and not like the "
+        "system's names",
     ),
     "hooks": (
         lambda value: are_hooks(value, "before_send", "after_send"),
@@ -118,8 +119,8 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         "a member of Allocation, as Allocation.AVERAGE, or a ByConfig, a ByMachineRoom or the like",
     ),
     "client_id": (
-        lambda value: isinstance(value, str) and value.isprintable() and value != "",
-        "a text of printable characters",
+        lambda value: isinstance(value, str) and is_client_id(value),
+        "a text of 1 to 255 printable characters",
     ),
 }
 

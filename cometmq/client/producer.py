@@ -563,7 +563,6 @@ class Producer(Lifecycle):
 
     async def _new_target(self, topic: str) -> StickyPartitioner:
         check_topic(topic)
-        check_topic(self._namespace.wire(topic))  # as long as that
         timeout_s = self._options.route_timeout_ms / 1000
         await self._routes.wait_for(topic, timeout_s, or_auto_create=True)
         self._check_open()

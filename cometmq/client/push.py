@@ -88,7 +88,7 @@ class PushConsumer(Lifecycle):
             namespace=namespace,
         )
         self._calls = BrokerCalls(
-            check_group(group),
+            check_group(group, namespace),
             self._connections,
             self._routes,
             self._options.request_timeout_ms / 1000,

@@ -86,7 +86,7 @@ class SimpleConsumer(Lifecycle):
             namespace=namespace,
         )
         self._calls = BrokerCalls(
-            check_group(group),
+            check_group(group, namespace),
             self._connections,
             self._routes,
             self._options.request_timeout_ms / 1000,

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from cometmq.errors import ReplyInvalid
+from cometmq.names import REPLY_TOPIC_SUFFIX
 
 CORRELATION_ID = "CORRELATION_ID"
 REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
@@ -19,7 +20,6 @@ MSG_TYPE = "MSG_TYPE"
 CLUSTER = "CLUSTER"  # RocketMQ's brokers add it
 
 REPLY = "reply"
-REPLY_TOPIC_SUFFIX = "_REPLY_TOPIC"
 TTL_MS_MAX = 86_400_000
 
 

@@ -12,10 +12,9 @@ from enum import Enum
 from pathlib import Path
 
 from cometmq.config import MIB, ServiceConfig, about
-from cometmq.errors import ConfigInvalid, TopicNameInvalid
+from cometmq.errors import ConfigInvalid
 from cometmq.format.delayed import DEFAULT_LEVELS, DELAY_S_MAX, parse_levels
 from cometmq.member.lease_place import place_of
-from cometmq.messaging.topics import check_name
 from cometmq.messaging.transactions import CheckRules
 from cometmq.model import (
     BROKER_GROUP_NAME,
@@ -26,6 +25,7 @@ from cometmq.model import (
     ReplicationMode,
     TopicConfig,
 )
+from cometmq.names import check_cluster
 from cometmq.rpc.addresses import parse_addresses
 
 # One is being written, the next is ready, one is left to read: below that a quota would be full
@@ -715,7 +715,7 @@ class MemberConfig(ServiceConfig):
 
     def __post_init__(self) -> None:
         _check_broker_group(self.broker_group)
-        _check_name("cluster", self.cluster)
+        check_cluster(self.cluster)
         if self.namesrv:
             parse_addresses(self.namesrv)
         self.delay_levels_s()
@@ -844,11 +844,3 @@ def _check_broker_group(name: str) -> None:
             f"{BROKER_GROUP_NAME_LENGTH_MAX} characters of %|a-zA-Z0-9_-, or two with @ between "
             "them, the room and the name"
         )
-
-
-def _check_name(option: str, name: str) -> None:
-    # The cluster's name is part of topic names: the same characters will do.
-    try:
-        check_name(name)
-    except TopicNameInvalid as error:
-        raise ConfigInvalid(f"option {option}: {error.message}") from None

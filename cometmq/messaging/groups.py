@@ -14,11 +14,11 @@ from cometmq.errors import ClientIdInUse, GroupNameInvalid, InvalidRequest, Limi
 from cometmq.messaging import group_policy, topics
 from cometmq.messaging.group_policy import GroupPolicy
 from cometmq.model import GROUP_NAME, QUEUES_PER_TOPIC_MAX, Subscription
+from cometmq.names import CLIENT_ID_LENGTH_MAX, check_client_id
 
 GROUPS_MAX = 100_000
 MEMBERS_PER_GROUP_MAX = 10_000
 SUBSCRIPTIONS_PER_MEMBER_MAX = 1_000
-CLIENT_ID_LENGTH_MAX = 255
 DETAIL_LENGTH_MAX = 64
 HELD_QUEUES_MAX = 16_384
 SESSION_MS_MAX = 1_800_000
@@ -29,15 +29,11 @@ MEMBER_ID_MAX = 1_000
 
 
 def check_name(name: str) -> None:
-    """Raises ``GroupNameInvalid`` unless ``name`` is one to 255 characters of ``%|a-zA-Z0-9_-``."""
+    """Raises ``GroupNameInvalid`` unless ``name`` is one to 255 characters of ``%|a-zA-Z0-9_-``: a
+    group may have it that is there. :mod:`cometmq.names` says which one may be made.
+    """
     if not GROUP_NAME.fullmatch(name):
         raise GroupNameInvalid(f"{name[:300]!r} is not a consumer group name")
-
-
-def check_client_id(client_id: str) -> None:
-    """Raises ``InvalidRequest`` unless it is one to 255 printable characters."""
-    if not (1 <= len(client_id) <= CLIENT_ID_LENGTH_MAX and client_id.isprintable()):
-        raise InvalidRequest(f"client_id {client_id[:300]!r} is not 1 to 255 printable characters")
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,7 @@ from cometmq.messaging.timers import TimerTable
 from cometmq.messaging.topics import TopicTable
 from cometmq.messaging.transactions import HalfProgress, HalfTable
 from cometmq.model import Position, QueueKey, TopicConfig
+from cometmq.names import check_new_group, check_new_topic
 
 STATE_TOPIC = "rmq_sys_cometmq_state"
 STATE_QUEUE_ID = 0
@@ -151,6 +152,8 @@ class BrokerState:
         """
         topics.check_settings(config)
         self._check_owner(config.name, by_system)
+        if config.name not in self.topics and not by_system:
+            check_new_topic(config.name)
         self.topics.check_room(config.name)
         return TopicPut(config.plain(), self.generations.allocate())
 
@@ -193,7 +196,10 @@ class BrokerState:
         Raises ``GroupNameInvalid``, ``LimitExceeded``.
         """
         groups.check_name(settings.name)
-        if settings.name not in self.groups and len(self.groups) >= self.groups_max:
+        is_new = settings.name not in self.groups
+        if is_new:
+            check_new_group(settings.name)
+        if is_new and len(self.groups) >= self.groups_max:
             raise LimitExceeded(
                 f"this broker group holds its {self.groups_max} consumer groups (groups_max)"
             )

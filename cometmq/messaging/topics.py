@@ -32,12 +32,12 @@ from cometmq.model import (
     ReplicationMode,
     TopicConfig,
 )
+from cometmq.names import SYSTEM_TOPIC_PREFIX
 
 TOPICS_MAX = 100_000
 RESERVE_TIME_MS_MAX = 100 * 365 * 86_400_000
 
 AUTO_CREATE_TOPIC = "TBW102"  # its route shows producers that this broker creates topics on demand
-SYSTEM_PREFIX = "rmq_sys_"
 
 ATTRIBUTES_MAX = 32  # of one topic, and how long names and values may be together
 ATTRIBUTES_BYTES_MAX = 4_096
@@ -59,14 +59,16 @@ _SYSTEM_NAMES = {
     "RMQ_SYS_TRACE_TOPIC": _BOTH,
 }
 _SYSTEM_PREFIXES = {
-    SYSTEM_PREFIX: _CLOSED,
+    SYSTEM_TOPIC_PREFIX: _CLOSED,
     RETRY_PREFIX: PERMISSION_READ,
     DLQ_PREFIX: PERMISSION_READ,
 }
 
 
 def check_name(name: str) -> None:
-    """Raises ``TopicNameInvalid`` unless ``name`` is one to 127 characters of ``%|a-zA-Z0-9_-``."""
+    """Raises ``TopicNameInvalid`` unless ``name`` is one to 127 characters of ``%|a-zA-Z0-9_-``: a
+    topic may have it that is there. :mod:`cometmq.names` says which one may be made.
+    """
     if not TOPIC_NAME.fullmatch(name):
         raise TopicNameInvalid(f"{name[:200]!r} is not a topic name")
 

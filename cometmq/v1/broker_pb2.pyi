@@ -1771,7 +1771,7 @@ class JoinGroupRequest(_message.Message):
     RETRY_TIMES_MAX_FIELD_NUMBER: _builtins.int
     KNOWN_QUESTIONS_FIELD_NUMBER: _builtins.int
     group: _builtins.str
-    """Consumer group name, 1 to 255 characters of %|a-zA-Z0-9_- ; the same in every request of the stream."""
+    """Consumer group name, by the rules of docs/protocol.md; the same in every request of the stream."""
     client_id: _builtins.str
     """The client's name, unique within the group, 1 to 255 printable characters; the same in every request of the stream."""
     instance_id: _builtins.str

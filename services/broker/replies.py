@@ -25,8 +25,8 @@ from cometmq.member.read.reader import Reader
 from cometmq.member.read.search import Finder, KeyQuery
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import Ticket
-from cometmq.messaging.groups import check_client_id
 from cometmq.model import TopicConfig
+from cometmq.names import check_client_id
 from cometmq.store.base import BaseStore
 from cometmq.store.log.commitlog import Span
 from cometmq.telemetry import fields, logger

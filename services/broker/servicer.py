@@ -26,9 +26,10 @@ from cometmq.member.metrics import MemberMetrics
 from cometmq.member.read.reader import Reader
 from cometmq.member.rpc import convert
 from cometmq.member.rpc.broker_servicer import check_items
-from cometmq.messaging.groups import Membership, check_client_id
+from cometmq.messaging.groups import Membership
 from cometmq.messaging.locks import LEASE_S
 from cometmq.messaging.send_order import SendOrder
+from cometmq.names import check_client_id
 from cometmq.rpc.gate import Gate
 from cometmq.rpc.interceptors import from_proto, to_proto
 from cometmq.rpc.shares import Shares, address_of, host_and_port

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cometmq.config import MIB, ServiceConfig, about
 from cometmq.model import PORT_MAX
+from cometmq.names import check_cluster
 from cometmq.rpc.addresses import parse_addresses
 
 
@@ -106,4 +107,5 @@ class PullholdConfig(ServiceConfig):
     )
 
     def __post_init__(self) -> None:
+        check_cluster(self.cluster)
         parse_addresses(self.namesrv)

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
+from cometmq.client.names import own_group
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.messaging.state import STATE_TOPIC
 from cometmq.rpc.interceptors import error_from
@@ -219,7 +220,7 @@ async def test_a_broadcasting_client_that_comes_back_in_time_is_not_forgotten(
         coordinators.append(coordinator)
 
     monkeypatch.setattr(GroupCoordinator, "__init__", kept)
-    away, back = "%BROADCAST%G-a", "%BROADCAST%G-b"
+    away, back = own_group("G", "a"), own_group("G", "b")
     async with running_broker(tmp_path) as broker:
         await broker.put_topic("T", 1)
         await broker.send("T", 0, b"0")

@@ -24,6 +24,7 @@ from cometmq.client import (
     QueueRef,
     ReceivedMessage,
 )
+from cometmq.client.names import own_group
 from cometmq.errors import ConfigInvalid, InvalidRequest, LimitExceeded
 from cometmq.rpc.interceptors import error_from
 from cometmq.v1 import broker_pb2 as pb
@@ -322,9 +323,9 @@ async def test_offsets_of_broadcasting_clients_are_forgotten_and_bounded(
     async with cluster(tmp_path) as (_, broker):
         await broker.commit("G", ("T", 0, 0, 0))
         for name in ("a", "b"):
-            await broker.commit(f"%BROADCAST%G-{name}", ("T", 0, 0, 0))
+            await broker.commit(own_group("G", name), ("T", 0, 0, 0))
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await broker.commit("%BROADCAST%G-c", ("T", 0, 0, 0))
+            await broker.commit(own_group("G", "c"), ("T", 0, 0, 0))
         assert isinstance(error_from(refused.value), LimitExceeded)
 
         async def forgotten() -> bool:

@@ -23,6 +23,7 @@ from cometmq.client.cluster.routing import (
     with_members,
     with_order_of,
 )
+from cometmq.client.names import check_topic
 from cometmq.client.namespaces import Namespace
 from cometmq.clock import Clock, SystemClock
 from cometmq.errors import CometError, LimitExceeded, NotWriter, PeerUnavailable, TopicNotFound
@@ -90,9 +91,12 @@ class RouteWatcher:
         tasks.start(self._ask_members(), "ask members")
 
     def watch(self, topic: str) -> None:
-        """Asks for the topic's route from now on. LimitExceeded above 10,000 topics."""
+        """Asks for the topic's route from now on. TopicNameInvalid: with its namespace it is no
+        name, and the name server would answer nothing more. LimitExceeded above 10,000 topics.
+        """
         if topic in self._topics:
             return
+        check_topic(self._namespace.wire(topic))
         if len(self._topics) >= WATCHED_TOPICS_MAX:
             raise LimitExceeded(f"A client watches at most {WATCHED_TOPICS_MAX} topics.")
         self._topics[topic] = None

@@ -150,8 +150,8 @@ class GroupShare:
 
     def subscribe_early(self, topic: str, wanted: Filter) -> None:
         """As :meth:`subscribe`, of a client that reads nothing yet."""
-        self._subscriptions[topic] = wanted
         self._routes.watch(topic)
+        self._subscriptions[topic] = wanted
         self.look_again()
 
     async def subscribe(self, topic: str, wanted: Filter, *, waits: bool = True) -> None:

@@ -196,8 +196,8 @@ class PopShare:
 
     async def subscribe(self, topic: str, wanted: Filter, *, waits: bool = True) -> None:
         """Receive from the topic from now on."""
-        self._subscriptions[topic] = wanted
         self._routes.watch(topic)
+        self._subscriptions[topic] = wanted
         self._look()
         self._ask_soon()
 

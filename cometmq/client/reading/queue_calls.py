@@ -57,7 +57,7 @@ class QueueCalls(Lifecycle):
         )
         self._timeout_s = options.request_timeout_ms / 1000
         self._calls = BrokerCalls(
-            check_group(group),
+            check_group(group, namespace),
             self._connections,
             self._routes,
             self._timeout_s,

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from cometmq.client.messages import SendReceipt, place_of
-from cometmq.client.names import check_group, check_topic
+from cometmq.client.names import check_producer_group, check_topic
 from cometmq.client.options import ProducerOptions, backoff_policy
 from cometmq.client.producer import Producer
 from cometmq.client.received import ReceivedMessage
@@ -240,14 +240,13 @@ class TransactionProducer(Producer):
         would end what a crash leaves. GroupNameInvalid, TopicNameInvalid.
         """
         super().__init__(namesrv, options=options, clock=clock)
-        self.group = check_group(group)
+        self.group = check_producer_group(group, self._namespace)
         self._execute, self._check = _functions(listener)
         check_texts("topics", topics)
         self._checked_topics = tuple(map(check_topic, topics))
         self._calls = ListenerCalls()
         policy = backoff_policy(self._options)
-        wire_group = self._namespace.wire(group)
-        self._wire_group = check_group(wire_group)
+        wire_group = self._wire_group = self._namespace.wire(group)
         self._ends = TransactionEnds(
             wire_group,
             self._connections,

@@ -13,10 +13,10 @@ from cometmq.member.read.group_progress import GroupReads
 from cometmq.member.read.reader import PullQuery, Reader
 from cometmq.member.read.search import Finder, TimeAnswer
 from cometmq.member.rpc import convert
-from cometmq.messaging.groups import check_client_id
 from cometmq.messaging.groups import check_name as check_group_name
 from cometmq.messaging.topics import is_closed
 from cometmq.model import QueueKey
+from cometmq.names import check_client_id
 from cometmq.rpc.interceptors import to_proto
 from cometmq.rpc.shares import address_of
 from cometmq.v1 import broker_pb2, broker_pb2_grpc, common_pb2, namesrv_pb2

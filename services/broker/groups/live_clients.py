@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from cometmq.member.hosts import BrokerIdentity
 from cometmq.member.read.reader import Reader
-from cometmq.messaging.groups import check_client_id, check_name
+from cometmq.messaging.groups import check_name
+from cometmq.names import check_client_id
 from cometmq.telemetry import fields, logger
 from cometmq.v1 import broker_pb2, common_pb2
 from services.broker.groups.clients import Client, ClientList

@@ -9,9 +9,9 @@ from cometmq.errors import CometError, LimitExceeded, QueueLocked, QueueNotFound
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging.changes import QueuesLocked, QueuesUnlocked
-from cometmq.messaging.groups import check_client_id
 from cometmq.messaging.locks import LOCKS_MAX, LockLeases, by_topic
 from cometmq.model import QueueKey
+from cometmq.names import check_client_id
 
 
 class QueueLocks:

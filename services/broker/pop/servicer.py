@@ -16,9 +16,9 @@ from cometmq.member.rpc import convert
 from cometmq.member.rpc.broker_servicer import ReadServicer
 from cometmq.messaging.assignment import averagely
 from cometmq.messaging.group_policy import ConsumeMode
-from cometmq.messaging.groups import check_client_id
 from cometmq.messaging.pop import acking
 from cometmq.messaging.pull import clamp
+from cometmq.names import check_client_id
 from cometmq.rpc.interceptors import to_proto
 from cometmq.rpc.shares import address_of
 from cometmq.v1 import broker_pb2, namesrv_pb2

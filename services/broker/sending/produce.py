@@ -27,11 +27,11 @@ from cometmq.member.state.demands import topic_demands
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage, Segment, Ticket
 from cometmq.messaging.dedup import Ids, ids_of
-from cometmq.messaging.groups import check_name as check_producer_group
 from cometmq.messaging.half_runs import HalfRun
 from cometmq.messaging.quotas import Account, QuotaTable
 from cometmq.messaging.topics import check_type
 from cometmq.model import MessageType, SendStatus, TopicConfig
+from cometmq.names import check_new_producer_group
 from cometmq.native import crc32
 from cometmq.replication.watermarks import REPLICATED, DurabilityClass, union
 from cometmq.rpc.shares import Buckets
@@ -429,7 +429,7 @@ class ProduceHandler:
 
     def _half(self, claim: Claim, form: HalfForm, demands: DurabilityClass) -> Segment:
         """A run of half messages: they lie in the half queue until their transactions end."""
-        check_producer_group(form.group)
+        check_new_producer_group(form.group)
         halves.check_immunity(form.immunity_s)
         if claim.waits:
             raise InvalidRequest("a message of a transaction has no delay")

@@ -20,9 +20,9 @@ from cometmq.format import delayed, halves, ids, properties, record, timers
 from cometmq.format.batch import BatchLimits
 from cometmq.format.halves import HalfForm
 from cometmq.format.timers import TIMER_QUEUE, TimerForm
-from cometmq.messaging.groups import check_name
 from cometmq.messaging.topics import TopicTable
 from cometmq.model import check_delay, check_time
+from cometmq.names import check_new_producer_group
 from cometmq.v1 import broker_pb2
 from services.broker.sending.produce import Claim
 
@@ -200,7 +200,7 @@ class StructuredEncoder:
 def half_form(message: broker_pb2.OutgoingMessage) -> HalfForm | None:
     """What makes the message a half message; None: it is of no transaction. InvalidRequest."""
     if message.producer_group:
-        check_name(message.producer_group)
+        check_new_producer_group(message.producer_group)
         halves.check_immunity(message.check_immunity_s)
         return HalfForm(message.producer_group, message.check_immunity_s)
     if message.check_immunity_s:

@@ -24,9 +24,10 @@ from cometmq.member.metrics import MemberMetrics
 from cometmq.member.read.reader import Room
 from cometmq.member.read.records import read_mended_message, read_run, slices
 from cometmq.member.storage.member_storage import MemberStorage
-from cometmq.messaging.groups import check_client_id, check_name
+from cometmq.messaging.groups import check_name
 from cometmq.messaging.transaction_checks import ASK_MAX, ASKED_MAX, MEMBERS_MAX
 from cometmq.messaging.transactions import Resolution
+from cometmq.names import check_client_id
 from cometmq.rpc.ticks import tick
 from cometmq.store.base import BaseStore
 from cometmq.store.log.commitlog import Span
