@@ -221,6 +221,7 @@ def _make_secret(directory: Path) -> None:
     """Once for a folder: it stays when the cluster is taken down."""
     path = directory / SECRET_FILE
     if path.exists():
+        path.chmod(0o600)
         return
     directory.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".draft")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeAlias
@@ -42,14 +43,22 @@ _log = logger(__name__)
 
 
 def read_secrets(path: Path) -> tuple[str, ...]:
-    """The secrets in a file, in its order. ConfigInvalid names the line, not its content."""
+    """The secrets in a file, in its order. ConfigInvalid names the line, not its content; also for
+    a file that every user may write to.
+    """
     try:
         with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
             content = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise ConfigInvalid(
             f"option internal_secret_file: {path} cannot be read: {error.strerror}"
         ) from None
+    if mode & stat.S_IWOTH:
+        raise ConfigInvalid(
+            f"option internal_secret_file: every user of the machine may write to {path}, and with "
+            f"it choose the secret: chmod 600 {path}, and put another secret there"
+        )
     lines = [line.strip() for line in content.splitlines()]
     for number, line in enumerate(lines, 1):
         if line and (trouble := _trouble(line)):
@@ -89,6 +98,12 @@ class SharedSecret:
         self._state = _state_of(path)
         self._secrets = read_secrets(path)
         self._trouble = ""
+        if path.stat().st_mode & stat.S_IROTH:
+            _log.warning(
+                "every user of the machine can read the internal secret: chmod 600 it, and put "
+                "another one there",
+                extra=fields(path=path),
+            )
         self._challenges = Challenges(os.urandom(32))
         self._unproven = ThrottledLog(_log, logging.WARNING, clock)
 

@@ -24,6 +24,7 @@ EPOCHS = "cometmq.epochs"
 HEADS = "cometmq.heads"
 NEXT_LOG_FILE = "cometmq.next"
 RESERVE = "cometmq.reserve"
+SPARE = "cometmq.spare"
 TIMERS = "cometmq.timers"
 LOST_AND_FOUND = "lost+found"
 CUT_OFF = "lost"
@@ -60,6 +61,7 @@ class StorePaths:
         self.heads = root / HEADS
         self.next_log_file = root / NEXT_LOG_FILE
         self.reserve = root / RESERVE
+        self.spare = root / SPARE
         self.timers = root / TIMERS
 
     @property

@@ -7,6 +7,12 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+from cometmq.store.disk.files import FILE_MODE, make_folders
+
+
+def _opened(path: str, flags: int) -> int:
+    return os.open(path, flags, FILE_MODE)
+
 
 class Exporter:
     """Writes the exports; from any thread, one at a time."""
@@ -20,13 +26,14 @@ class Exporter:
         does. Raises OSError.
         """
         with self._one_at_a_time:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            make_folders(self._directory)
             for name, content in files.items():
                 path = self._directory / name
                 draft = path.with_name(f"{name}.tmp")
                 # Synced although the state in the log is the truth: after a power cut an empty file
                 # under this name would look like another program's, and the store would not open.
-                with draft.open("wb") as file:
+                draft.unlink(missing_ok=True)
+                with open(draft, "wb", opener=_opened) as file:
                     file.write(content)
                     file.flush()
                     os.fsync(file.fileno())

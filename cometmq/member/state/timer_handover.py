@@ -23,6 +23,7 @@ from cometmq.member.state.exports import Exporter
 from cometmq.messaging.state import BrokerState
 from cometmq.messaging.timers import Timer
 from cometmq.store.base import BaseStore
+from cometmq.store.disk.files import FILE_MODE, make_folders
 from cometmq.store.layout import CONFIG, TIMER_CHECK, TIMER_LOG, TIMER_WHEEL, offset_name
 from cometmq.store.timers.entries import HASH_MAX
 from cometmq.telemetry import fields
@@ -94,8 +95,10 @@ class TimerHandover:
 
     def _write_list(self, content: bytearray) -> None:
         folder = self._root / TIMER_LOG
-        folder.mkdir(exist_ok=True)
-        with (folder / offset_name(0)).open("wb") as file:
+        make_folders(folder)
+        path = folder / offset_name(0)
+        with path.open("wb") as file:
+            os.fchmod(file.fileno(), FILE_MODE)
             file.write(content)
             file.truncate(self._file_bytes)
             file.flush()

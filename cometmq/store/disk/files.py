@@ -61,6 +61,8 @@ BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 NO_NOWAIT = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
 PAGE_BYTES = 4096  # that a disk, or the page cache, has or has not
 # the disk cannot read a page; a server of NFS does not know the file that was opened any more
+# A store holds messages and keys: nobody but its user reads it, whatever the umask is.
+FILE_MODE, FOLDER_MODE = 0o600, 0o700
 UNREADABLE = frozenset({errno.EIO, errno.ESTALE})
 NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})  # the process's limit, the machine's
 # what must not be left half done waits so long for a descriptor
@@ -194,8 +196,17 @@ class Files(Protocol):
     def make_directories(self, path: StrPath) -> None:
         """Make a directory and those above it; nothing happens when it exists."""
 
+    def is_public(self, path: StrPath) -> bool:
+        """Whether every user of the machine may look into the directory."""
+
     def rename(self, old: StrPath, new: StrPath) -> None:
         """Give ``old`` the name ``new``, in one step, replacing a file of that name."""
+
+    def replace_by(self, spare: StrPath, path: StrPath, content: bytes) -> bool:
+        """Let ``path`` hold ``content`` in one step, in the room of the file ``spare``; the old
+        file at ``path``, if there is one, takes its name. False, and nothing done, without a spare
+        that has the room. Needs no block of the volume.
+        """
 
     def unlink(self, path: StrPath) -> None:
         """Remove a file; nothing happens when there is none."""
@@ -250,6 +261,19 @@ def permissions() -> Iterator[None]:
         raise StoreForbidden(
             f"{error.message}: {whose(path)}" if path else error.message
         ) from error
+
+
+def make_folders(path: StrPath) -> None:
+    """Make a folder and those above it, for this user alone. OSError."""
+    missing = [Path(path)]
+    while not missing[-1].exists() and missing[-1] != missing[-1].parent:
+        missing.append(missing[-1].parent)
+    for folder in reversed(missing):
+        with suppress(FileExistsError):
+            folder.mkdir(FOLDER_MODE)
+            folder.chmod(FOLDER_MODE)
+    if not os.path.isdir(path):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fspath(path))
 
 
 def whose(path: StrPath) -> str:
@@ -479,8 +503,9 @@ class OsFiles:
     def create(self, path: StrPath, size: int, *, takes_room: bool = False) -> File:
         with _catalogue("create", path):
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            fd = self._spared(lambda: os.open(path, flags, 0o644))
+            fd = self._spared(lambda: os.open(path, flags, FILE_MODE))
             try:
+                os.fchmod(fd, FILE_MODE)
                 os.ftruncate(fd, size)
                 if takes_room:
                     _reserve(fd, size)
@@ -552,11 +577,37 @@ class OsFiles:
 
     def make_directories(self, path: StrPath) -> None:
         with _catalogue("make", path):
-            os.makedirs(path, exist_ok=True)
+            make_folders(path)
+
+    def is_public(self, path: StrPath) -> bool:
+        with suppress(OSError):
+            return bool(os.stat(path).st_mode & (stat.S_IROTH | stat.S_IXOTH))
+        return False
 
     def rename(self, old: StrPath, new: StrPath) -> None:
         with _catalogue("rename", old):
             os.replace(old, new)
+
+    def replace_by(self, spare: StrPath, path: StrPath, content: bytes) -> bool:
+        new = f"{os.fspath(path)}.new"
+        with _catalogue("replace", path):
+            try:
+                fd = self._spared(lambda: os.open(spare, os.O_RDWR | os.O_CLOEXEC))
+            except FileNotFoundError:
+                return False
+            try:
+                if os.fstat(fd).st_blocks * 512 < len(content):
+                    return False
+                os.pwrite(fd, content, 0)
+                os.ftruncate(fd, len(content))
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            os.replace(spare, new)
+            with suppress(FileNotFoundError):
+                os.link(path, spare)
+            os.replace(new, path)
+        return True
 
     def unlink(self, path: StrPath) -> None:
         with _catalogue("remove", path), suppress(FileNotFoundError):
@@ -757,17 +808,26 @@ def clear(file: File, start: int, end: int) -> int:
     return written
 
 
-def replace(files: Files, path: StrPath, content: bytes) -> None:
+def replace(files: Files, path: StrPath, content: bytes, *, spare: StrPath | None = None) -> None:
     """Let ``path`` hold ``content``, on the disk at return; after a crash it holds the old or the
-    new, never a mixture.
+    new, never a mixture. On a full disk by the room of ``spare``.
     """
     new = os.fspath(path) + ".new"
     files.unlink(new)
-    file = files.create(new, 0)
+    try:
+        _write_new(files, new, content)
+        files.rename(new, path)
+    except DiskFull:
+        files.unlink(new)
+        if spare is None or not files.replace_by(spare, path, content):
+            raise
+    files.sync_directory(os.path.dirname(new))
+
+
+def _write_new(files: Files, path: str, content: bytes) -> None:
+    file = files.create(path, 0)
     try:
         file.pwrite(content, 0)
         file.sync()
     finally:
         file.close()
-    files.rename(new, path)
-    files.sync_directory(os.path.dirname(new))

@@ -12,16 +12,23 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from cometmq.errors import Shortage, StoreError
+from cometmq.errors import DiskFull, Shortage, StoreError
 from cometmq.store.disk.files import Files, replace
 
 FAILED = b"failed "  # before the number of the process
 
 
 def write(files: Files, path: Path, *, failed: bool) -> None:
-    """The store is in use. ``failed``: what an earlier process could not sync is not safe yet."""
+    """The store is in use. ``failed``: what an earlier process could not sync is not safe yet.
+
+    On a full disk the file that is there stays, or an empty one is made: that takes no block.
+    """
     number = str(files.process_id()).encode("ascii")
-    replace(files, path, FAILED + number if failed else number)
+    try:
+        replace(files, path, FAILED + number if failed else number)
+    except DiskFull:
+        if not files.exists(path):
+            files.create(path, 0).close()
 
 
 def note_failure(files: Files, path: Path) -> None:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from cometmq.errors import StoreFailed, StoreForbidden, StoreLocked
-from cometmq.store.disk.files import whose
+from cometmq.store.disk.files import FILE_MODE, whose
 
 CONTENT = b"lock"
 
@@ -78,6 +78,6 @@ class DirectoryLock:
 
     def _opened(self) -> int:
         try:
-            return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         except PermissionError as error:
             raise StoreForbidden(f"{self._path} cannot be written: {whose(self._path)}") from error

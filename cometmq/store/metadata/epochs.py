@@ -81,7 +81,7 @@ def load(files: Files, path: Path, *, must_exist: bool = False) -> list[Epoch]:
 
 
 def save(files: Files, path: Path, epochs: Sequence[Epoch]) -> None:
-    replace(files, path, encode(epochs))
+    replace(files, path, encode(epochs), spare=path.with_name(layout.SPARE))
 
 
 def _check(epochs: Sequence[Epoch]) -> None:

@@ -139,7 +139,7 @@ def load(files: Files, path: Path) -> Identity | None:
 
 
 def save(files: Files, path: Path, identity: Identity) -> None:
-    disk.replace(files, path, identity.encode())
+    disk.replace(files, path, identity.encode(), spare=path.with_name(layout.SPARE))
 
 
 def new_store_id() -> str:

@@ -13,9 +13,11 @@ from pathlib import Path
 
 from cometmq.errors import Shortage
 from cometmq.store.disk.files import ZEROS, Files
+from cometmq.store.layout import SPARE
 
 # small files, each twice, and the units of a crash's last messages: a block for each queue
 RESERVE_BYTES = 256 * 1024
+SPARE_BYTES = 4096  # no small file that a start replaces is longer
 OTHERS_BYTES = 3 * RESERVE_BYTES  # that stay free besides, for other programs
 # Of the state: the opening's, and two behind which retention may remove the oldest log file.
 COPIES = 3
@@ -25,6 +27,7 @@ def keep(files: Files, path: Path, state_bytes: int = 0) -> None:
     """Keep the room for copies of a state of that size, if there is plenty and it is not kept
     already. It grows, and never gets smaller while it exists.
     """
+    _keep_spare(files, path.with_name(SPARE))
     wanted = RESERVE_BYTES + COPIES * state_bytes
     kept = _kept(files, path)
     if kept >= wanted or files.usage(path.parent).free_bytes < wanted - kept + OTHERS_BYTES:
@@ -36,6 +39,19 @@ def keep(files: Files, path: Path, state_bytes: int = 0) -> None:
                 file.pwrite(ZEROS[: min(len(ZEROS), wanted - at)], at)
         finally:
             file.close()
+
+
+def _keep_spare(files: Files, path: Path) -> None:
+    """Keep a block for the small files that a start replaces. What :func:`use` gives back may go to
+    others: a file system keeps its last blocks for root.
+    """
+    if not files.exists(path):
+        with suppress(Shortage):
+            file = files.create(path, 0)
+            try:
+                file.pwrite(ZEROS[:SPARE_BYTES], 0)
+            finally:
+                file.close()
 
 
 def use(files: Files, path: Path) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from enum import Enum
 
 from cometmq.format import queueunit
-from cometmq.format.belonging import is_message_at
+from cometmq.format.belonging import first_strange, is_message_at
 from cometmq.store.disk.segments import Segment, Segments
 from cometmq.store.log.scan import LogScan, found_at
 from cometmq.store.queues.consumequeue import UNIT_BYTES, ConsumeQueue
+
+FIRST_READ_BYTES_MIN, FIRST_READ_BYTES_MAX = queueunit.LOST_SIZE + 1, 64 * 1024
 
 
 class Verdict(Enum):
@@ -21,12 +23,20 @@ class Verdict(Enum):
 
 def compare(queue: ConsumeQueue, log: Segments, offset: int) -> Verdict:
     """The unit at ``offset``, which is in a file, with the log."""
-    log_offset, size, _ = queueunit.unit_at(queue.stored_unit(offset), 0)
+    unit, key = queue.stored_unit(offset), (queue.topic, queue.queue_id)
+    log_offset, size, _ = queueunit.unit_at(unit, 0)
     segment = log.find(log_offset) if queueunit.is_message(log_offset, size) else None
-    found = None if segment is None else found_at(segment, log_offset).record
+    if segment is None:
+        return Verdict.NOTHING
+    # As nearly always: what the record says is enough, whatever has become of its body.
+    if FIRST_READ_BYTES_MIN <= size <= min(FIRST_READ_BYTES_MAX, segment.end - log_offset):
+        seen = segment.pread(log_offset, size)
+        if len(seen) == size and first_strange(seen, unit, offset, key) is None:
+            return Verdict.MESSAGE
+    found = found_at(segment, log_offset).record
     if found is None:
         return Verdict.NOTHING
-    is_its = is_message_at(found, ((queue.topic, queue.queue_id), offset)) and found.size == size
+    is_its = is_message_at(found, (key, offset)) and found.size == size
     return Verdict.MESSAGE if is_its else Verdict.ANOTHER
 
 

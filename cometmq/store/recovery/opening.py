@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from cometmq.errors import StoreFailed
+from cometmq.errors import Shortage, StoreFailed
 from cometmq.format import queueunit
 from cometmq.format.batch import BatchLimits
 from cometmq.format.indexfile import Sizes
@@ -125,6 +126,7 @@ class OpenedStore:
             found = self._plan(observer, progress)
         if approve is not None:
             approve(Preview(self))
+        shape.warn_if_public(self.files, self.paths)
         self._is_changed = True
         try:
             with permissions():
@@ -302,9 +304,12 @@ class OpenedStore:
         self.epochs = now
 
     def note_heads(self) -> None:
-        """Note what the files of the log begin with, as far as it is on the disk."""
+        """Note what the files of the log begin with, as far as it is on the disk. Not on a full
+        disk: the list can be done without.
+        """
         assert self._heads is not None, self.paths.root
-        self._heads.note(self.log.segments, self.log.flushed[0], self.epochs)
+        with suppress(Shortage):
+            self._heads.note(self.log.segments, self.log.flushed[0], self.epochs)
 
     def forget_former_name(self) -> None:
         """The store follows a writer, or writes: its name before a loss is of no use any more."""

@@ -5,6 +5,8 @@ start that is refused later may have changed something.
 
 from __future__ import annotations
 
+import logging
+import shlex
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -12,6 +14,8 @@ from pathlib import Path
 from cometmq.errors import StoreForeignFile
 from cometmq.store import layout
 from cometmq.store.disk.files import Files, Kind
+
+logger = logging.getLogger(__name__)
 
 FILES = (
     layout.CHECKPOINT,
@@ -22,6 +26,7 @@ FILES = (
     layout.HEADS,
     layout.NEXT_LOG_FILE,
     layout.RESERVE,
+    layout.SPARE,
     layout.TIMER_WHEEL,
 )
 FOLDERS = (
@@ -53,6 +58,17 @@ def check(files: Files, paths: layout.StorePaths, *, queues: bool = False) -> No
                 "it out of the store"
             )
         files.check_allowed(path)
+
+
+def warn_if_public(files: Files, paths: layout.StorePaths) -> None:
+    """A store that an earlier release made may be readable by every user of the machine."""
+    if files.is_public(paths.root) and files.is_public(paths.commit_log):
+        logger.warning(
+            "%s can be read by every user of the machine: it holds messages, and keys that sign "
+            "handles. Close it: chmod -R go-rwx %s",
+            paths.root,
+            shlex.quote(str(paths.root)),
+        )
 
 
 def _wanted(files: Files, paths: layout.StorePaths) -> Iterator[tuple[Path, Kind]]:

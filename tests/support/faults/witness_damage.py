@@ -120,7 +120,10 @@ def _any(paths: list[Path], rng: random.Random) -> list[Path]:
 
 WHICH = {"first": _first, "last": _last, "some": _any}
 ROWS = {"log": "commitlog", "index": "index", "config": "config"}
-SMALL = ("checkpoint", "cometmq.json", "cometmq.epochs", "abort", "lock", "cometmq.reserve")
+SMALL = (
+    *("checkpoint", "cometmq.json", "cometmq.epochs", "cometmq.heads", "abort", "lock"),
+    *("cometmq.reserve", "cometmq.spare"),
+)
 FOLDERS = ("commitlog", "consumequeue", "index", "config", "consumequeue/rmq_sys_cometmq_state")
 
 

@@ -29,9 +29,9 @@ ZEROS = bytes(1 << 20)
 
 FOLDERS = frozenset({"commitlog", "consumequeue", "index", "config"})
 MAY_HOLD_ZEROS = ("cometmq.next", "cometmq.reserve")
-OURS = frozenset({"cometmq.json", "cometmq.epochs", "checkpoint", "abort", "lock", *MAY_HOLD_ZEROS})
+REPLACED = frozenset({"cometmq.json", "cometmq.epochs", "cometmq.heads", "checkpoint", "abort"})
+OURS = frozenset({*REPLACED, "lock", "cometmq.spare", *MAY_HOLD_ZEROS})
 RESERVE_BYTES_MAX = 262_144 + 3 * (1 << 20)  # a MiB of state is more than any test has
-REPLACED = frozenset({"cometmq.json", "cometmq.epochs", "checkpoint", "abort"})
 ROCKETMQS = frozenset({"timerwheel", "timerlog"})
 
 View = mmap.mmap | bytes

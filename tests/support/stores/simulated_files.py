@@ -234,6 +234,12 @@ class SimulatedFiles:
         is_folder = isinstance(found, FolderNode)
         return disk_files.Kind.FOLDER if is_folder else disk_files.Kind.FILE
 
+    def replace_by(self, spare: StrPath, path: StrPath, content: bytes) -> bool:
+        return False
+
+    def is_public(self, path: StrPath) -> bool:
+        return False
+
     def check_allowed(self, path: StrPath) -> None:
         """Everything is."""
 

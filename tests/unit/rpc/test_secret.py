@@ -28,6 +28,7 @@ NONCE, METHOD = b"n" * 32, "/a.Service/Method"
 
 def write(path: Path, *secrets: str) -> Path:
     path.write_text("\n".join(secrets) + "\n")
+    path.chmod(0o600)
     return path
 
 
@@ -221,3 +222,21 @@ def test_what_was_read_last_holds_while_the_file_is_no_good(
     assert "too short" not in told
     assert OLD not in told
     assert NEW not in told
+
+
+def test_a_secret_that_everybody_can_choose_is_refused(path: Path) -> None:
+    path.chmod(0o666)
+    with pytest.raises(ConfigInvalid, match=f"may write to {path}.*chmod 600"):
+        read_secrets(path)
+    path.chmod(0o620)
+    assert read_secrets(path) == (OLD,)
+
+
+@pytest.mark.parametrize(("mode", "warnings"), [(0o644, 1), (0o640, 0), (0o600, 0)])
+def test_a_secret_that_everybody_can_read_is_named(
+    path: Path, mode: int, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    path.chmod(mode)
+    SharedSecret(path, WallClock())
+    told = [entry for entry in caplog.records if "can read the internal secret" in entry.message]
+    assert len(told) == warnings

@@ -157,6 +157,9 @@ Secret changes. */}}
 {{- if .Values.internalSecret.enabled }}
 - name: internal-secret
   secret:
+    {{- if .Values.security.fsGroup }}
+    defaultMode: 0440
+    {{- end }}
     secretName: {{ .Values.internalSecret.existingSecret | default (include "cometmq.name" (dict "root" . "component" "internal")) }}
 {{- end }}
 {{- end }}

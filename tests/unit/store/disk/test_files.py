@@ -284,3 +284,36 @@ def test_all_are_synced_and_one_that_fails_is_told(tmp_path: Path, count: int) -
     files.sync_fails_for = some[-1].path
     with pytest.raises(StoreFailed):
         files.sync_all(some, [])
+
+
+@pytest.mark.parametrize("umask", [0, 0o022, 0o277])
+def test_what_is_made_is_for_this_user_alone(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        files = OsFiles(16)
+        files.make_directories(tmp_path / "a" / "b")
+        files.create(tmp_path / "a" / "b" / "f", 10).close()
+        replace(files, tmp_path / "a" / "g", b"x")
+    finally:
+        os.umask(before)
+    found = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
+    assert found == {"a": 0o700, "b": 0o700, "f": 0o600, "g": 0o600}
+    assert not files.is_public(tmp_path / "a")
+    (tmp_path / "a").chmod(0o755)
+    assert files.is_public(tmp_path / "a")
+
+
+def test_a_spare_gives_its_room_and_takes_the_old_files(tmp_path: Path) -> None:
+    files, spare, path = OsFiles(16), tmp_path / "spare", tmp_path / "f"
+    assert not files.replace_by(spare, path, b"new")
+    spare.write_bytes(bytes(4096))
+    room = spare.stat().st_ino
+    assert files.replace_by(spare, path, b"first")
+    assert (path.read_bytes(), path.stat().st_ino) == (b"first", room)
+    assert not spare.exists(), "there was no old file"
+    spare.write_bytes(bytes(4096))
+    assert files.replace_by(spare, path, b"second")
+    assert (path.read_bytes(), spare.stat().st_ino) == (b"second", room)
+    assert not files.replace_by(spare, path, bytes(5000)), "it has one block"
+    assert path.read_bytes() == b"second"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["f", "spare"]
