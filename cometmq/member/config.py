@@ -519,6 +519,16 @@ class MemberConfig(ServiceConfig):
             minimum=0,
         ),
     )
+    drop_waiting_when_full_s: float = field(
+        default=0.0,
+        metadata=about(
+            "A writer whose store is full refuses sends while messages that wait for their time or "
+            "their end keep its oldest log files. After so long it drops these messages instead; "
+            "they are lost. 0: never.",
+            minimum=0,
+            maximum=86_400,
+        ),
+    )
     clean_resource_interval: int = field(
         default=10_000,
         metadata=about(

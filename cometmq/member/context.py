@@ -95,6 +95,7 @@ class MemberCore:
             rules_of(config),
             ages,
             pause_s=config.delete_commit_log_files_interval / 1000,
+            drop_waiting_s=config.drop_waiting_when_full_s,
             write_snapshot=write_snapshot,
         )
         self.collector = RetentionCollector(context.metrics, self.retention, clock)

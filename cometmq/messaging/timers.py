@@ -4,7 +4,8 @@ They lie in one queue, the timer queue, in the order in which they were sent. A 
 when it is due and by its offset in that queue (:class:`Timer`); timers are delivered in this order.
 So two numbers say what is done: all timers up to the *watermark* that lie before the offset
 *arrivals*. A message that comes when the watermark has passed its time is *late*: late messages are
-delivered before anything else, and ``arrivals`` stays at the first of them.
+delivered before anything else, and ``arrivals`` stays at the first of them. Late is not always due:
+a clock that was ahead has left the watermark in the future.
 
 What was done out of that order is *skipped*: recalled messages, and those that a writer had
 delivered in its last moment, as the end of the log shows.
@@ -12,11 +13,10 @@ delivered in its last moment, as the end of the log shows.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 from cometmq.errors import LimitExceeded
@@ -54,6 +54,68 @@ class TimerMark:
         return timer.offset < self.arrivals and timer <= self.watermark
 
 
+class LateTimers:
+    """Timers whose time the watermark had passed when they came, by their times and offsets."""
+
+    def __init__(self) -> None:
+        self._due_ms: dict[int, int] = {}  # by offset
+        self._offsets: deque[int] = deque()  # rising; some are gone already
+        self._by_time: list[Timer] = []  # a heap; some are gone already
+
+    def __len__(self) -> int:
+        return len(self._due_ms)
+
+    def __contains__(self, timer: Timer) -> bool:
+        return self._due_ms.get(timer.offset) == timer.due_ms
+
+    def __iter__(self) -> Iterator[Timer]:
+        return (Timer(due_ms, offset) for offset, due_ms in self._due_ms.items())
+
+    def add(self, timer: Timer) -> None:
+        """Timers are added in the order of their offsets."""
+        assert not self._offsets or self._offsets[-1] < timer.offset
+        self._due_ms[timer.offset] = timer.due_ms
+        self._offsets.append(timer.offset)
+        heappush(self._by_time, timer)
+
+    def remove(self, offset: int) -> None:
+        """It is late no more."""
+        del self._due_ms[offset]
+
+    def remove_before(self, offset: int) -> int:
+        """Those before ``offset`` are late no more; how many."""
+        count = 0
+        while (first := self.first_offset) is not None and first < offset:
+            self.remove(first)
+            count += 1
+        return count
+
+    @property
+    def first_offset(self) -> int | None:
+        """Lowest offset; None: no timer is late."""
+        while self._offsets and self._offsets[0] not in self._due_ms:
+            self._offsets.popleft()
+        return self._offsets[0] if self._offsets else None
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """When the next one is due; None: no timer is late."""
+        while self._by_time and self._by_time[0] not in self:
+            heappop(self._by_time)
+        return self._by_time[0].due_ms if self._by_time else None
+
+    def due(self, now_ms: int, count_max: int) -> list[Timer]:
+        """Those that are due, in the order of their times, at most so many."""
+        found: list[Timer] = []
+        while len(found) < count_max and (next_ms := self.next_due_ms) is not None:
+            if next_ms > now_ms:
+                break
+            found.append(heappop(self._by_time))
+        for timer in found:
+            heappush(self._by_time, timer)
+        return found
+
+
 class TimerTable:
     """The timers of a broker group. Deliveries and recalls take effect at once, and
     reach the state log as changes; a follower has what these changes tell.
@@ -63,7 +125,7 @@ class TimerTable:
         self.watermark = BEFORE_ALL
         self.rolled = 0
         self.read = 0  # offset of the first message that was not looked at yet
-        self.late: deque[Timer] = deque()  # in order of their offsets
+        self.late = LateTimers()
         self.skips: dict[int, int] = {}  # offset → when it is due
         # Topics that are newer than some messages: those for them below this offset are dropped.
         self.dropped: dict[str, int] = {}
@@ -77,8 +139,8 @@ class TimerTable:
     @property
     def mark(self) -> TimerMark:
         """What is done now."""
-        arrivals = self.late[0].offset if self.late else self.read
-        return TimerMark(self.watermark, arrivals, self.rolled)
+        first = self.late.first_offset
+        return TimerMark(self.watermark, self.read if first is None else first, self.rolled)
 
     def arrived(self, timers: Iterable[Timer], end: int) -> None:
         """The queue was read up to ``end``; ``timers``: those of it that are late."""
@@ -86,12 +148,8 @@ class TimerTable:
         for timer in timers:
             assert timer <= self.watermark
             if not self._take_skip(timer):
-                self.late.append(timer)
+                self.late.add(timer)
         self.read = end
-
-    def due_late(self, now_ms: int, count_max: int) -> list[Timer]:
-        """The first of the late ones that are due: a clock may have gone back."""
-        return list(islice((timer for timer in self.late if timer.due_ms <= now_ms), count_max))
 
     def wanted(self, timers: Iterable[Timer]) -> list[Timer]:
         """Those of due ``timers`` that are to be delivered."""
@@ -99,9 +157,10 @@ class TimerTable:
 
     def late_done(self, timers: Iterable[Timer]) -> None:
         """These late ones are delivered."""
-        gone = set(timers)
-        self.late = deque(timer for timer in self.late if timer not in gone)
-        for timer in sorted(gone, key=lambda timer: timer.offset):
+        gone = sorted(timers, key=lambda timer: timer.offset)
+        for timer in gone:
+            self.late.remove(timer.offset)
+        for timer in gone:
             self.skip(timer)  # unless those before it are done, too
 
     def done(self, timers: Sequence[Timer]) -> None:
@@ -118,26 +177,25 @@ class TimerTable:
         """The queue begins at ``offset`` now; how many messages were not looked at before."""
         lost = max(0, offset - self.read)
         self.read += lost
-        while self.late and self.late[0].offset < offset:
-            self.late.popleft()
-            lost += 1
+        lost += self.late.remove_before(offset)
         self.rolled = max(self.rolled, offset)
         return lost
 
     def rolled_to(self, offset: int) -> None:
-        """All messages before ``offset`` are done, or were stored once more."""
-        assert self.rolled <= offset <= self.mark.arrivals
+        """All messages before ``offset`` are done, or were stored once more: also late ones, and
+        those that were not looked at yet.
+        """
+        assert self.rolled <= offset
         self.rolled = offset
+        self.late.remove_before(offset)
+        self.read = max(self.read, offset)
         self._forget_dropped()
 
     def is_pending(self, timer: Timer) -> bool:
         """Whether a message of the queue is still to be delivered."""
         if timer.offset < self.rolled or timer.offset in self.skips:
             return False
-        if timer.offset >= self.read or timer > self.watermark:
-            return True
-        at = bisect_left(self.late, timer.offset, key=lambda late: late.offset)
-        return at < len(self.late) and self.late[at] == timer
+        return timer.offset >= self.read or timer > self.watermark or timer in self.late
 
     def skip(self, timer: Timer) -> None:
         """It is not delivered in its turn: it was already, or is to be never."""

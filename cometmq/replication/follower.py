@@ -75,12 +75,18 @@ def check_epochs(epochs: Sequence[Epoch]) -> None:
         before = epoch
 
 
-def start_of_copy(writer: LogView, follower: LogView, crc_at: Callable[[int], int | None]) -> int:
+def start_of_copy(
+    writer: LogView,
+    follower: LogView,
+    crc_at: Callable[[int], int | None],
+    waits_from: int | None = None,
+) -> int:
     """From where the follower copies: its end if all that it has is the writer's; else where it
     has to cut its log first; or, below or above all that it has, where its log begins again.
 
-    ``crc_at`` gives the CRC-32 of the writer's record at a log offset; None: there is none. Raises
-    StaleEpoch when the follower knows a newer writer.
+    ``crc_at`` gives the CRC-32 of the writer's record at a log offset; None: there is none.
+    ``waits_from``: where the writer's oldest message lies that waits for its time or its end; None:
+    there is none. Raises StaleEpoch when the follower knows a newer writer.
     """
     if follower.epoch > writer.epoch:
         raise StaleEpoch(
@@ -90,6 +96,9 @@ def start_of_copy(writer: LogView, follower: LogView, crc_at: Callable[[int], in
         return writer.log_min
     start = _common_end(writer, follower)
     if start is None:
+        return writer.log_min
+    # As a writer it had stored again what waits, which is cut, and had removed the file with it.
+    if waits_from is not None and writer.log_min <= waits_from < follower.log_min:
         return writer.log_min
     epoch_start, common = start
     if common == follower.log_end and crc_at(follower.last_offset) != follower.last_crc32:

@@ -15,11 +15,13 @@ disk of its own for the same rules.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from typing import NamedTuple
 
 # The refusal ends this far below the ratio at which it begins.
 RESUME_MARGIN = 0.01
+OWN_COPIES = 4  # snapshots of the state that a quota has room for, however fast producers send
 
 
 class Reason(Enum):
@@ -114,6 +116,72 @@ class Verdict:
     waits_for_readers: bool  # a file stays because of a reader
     waits_for_state: bool  # a file stays because of ``keep_from``, or would soon
     next_look_s: float
+    waits_for_messages: bool = False  # a file stays because of messages that wait
+
+
+class MovePass:
+    """Whether a full store may store again what waits in its oldest files. A pass goes once through
+    the log as it was when the pass began. The next one begins when others have appended something:
+    that may be removed, and messages that were delivered with it wait no more. Else a store full of
+    waiting messages would write for ever.
+    """
+
+    def __init__(self) -> None:
+        self._stop = 0  # the log's end when the pass began
+        self._moved_bytes = 0  # since then
+
+    def may_go_on(self, first: int, end: int, file_bytes: int) -> bool:
+        """Whether the oldest file, which begins at ``first``, may be moved to the log's end."""
+        if first < self._stop:
+            return True
+        others = end - self._stop - self._moved_bytes
+        if self._stop and others < _pass_bytes(end - first, file_bytes):
+            return False
+        self._stop, self._moved_bytes = end, 0
+        return True
+
+    def moved(self, size_bytes: int) -> None:
+        """The log has grown by so much while a file was moved."""
+        self._moved_bytes += size_bytes
+
+
+def _pass_bytes(log_bytes: int, file_bytes: int) -> int:
+    """So much others append between two passes."""
+    return max(file_bytes // 8, log_bytes // 32)
+
+
+class QuotaRoom(NamedTuple):
+    """What of a quota is left to that without which no log file goes. Bytes."""
+
+    state: int = 0  # snapshots: two have to be in the log
+    moves: int = 0  # what waits in one file
+    passes: int = 0  # blanks, and state, that a pass through the log adds
+    deliveries: int = 0  # of messages that wait no more then
+
+    @property
+    def behind_moves(self) -> int:
+        """What is left when a file begins to be moved."""
+        return self.state + self.moves
+
+    @property
+    def behind_deliveries(self) -> int:
+        """What deliveries leave: they may be followed by a pass."""
+        return self.behind_moves + self.passes
+
+    @property
+    def behind_sends(self) -> int:
+        """What sends leave: they may be followed by passes that gain nothing, and by deliveries."""
+        return self.behind_deliveries + 2 * self.passes + self.deliveries
+
+
+def quota_room(state_bytes: int, waiting_bytes: int, log_bytes: int, file_bytes: int) -> QuotaRoom:
+    """``waiting_bytes``: of the log, from the oldest message on that waits."""
+    return QuotaRoom(
+        min(OWN_COPIES * state_bytes, file_bytes // 2),
+        min(waiting_bytes, file_bytes * 9 // 8),
+        min(waiting_bytes, log_bytes) // 16,
+        min(waiting_bytes, _pass_bytes(log_bytes, file_bytes) + file_bytes // 8),
+    )
 
 
 def decide(rules: RetentionRules, look: Look) -> Verdict:
@@ -129,6 +197,20 @@ def decide(rules: RetentionRules, look: Look) -> Verdict:
         waits_for_readers=len(free) < len(allowed),
         waits_for_state=bool(kept) or _will_wait(rules, look),
         next_look_s=min(1.0, rules.interval_s) if remove else rules.interval_s,
+    )
+
+
+def kept_back(rules: RetentionRules, look: Look, verdict: Verdict, count: int) -> Verdict:
+    """The verdict when only the first ``count`` files may go: messages wait in the next one."""
+    if count == len(verdict.remove):
+        return verdict
+    remove = verdict.remove[:count]
+    return replace(
+        verdict,
+        remove=remove,
+        refuse=refuses(rules, _freed(look.spaces, remove), look.refusing),
+        waits_for_messages=True,
+        next_look_s=min(1.0, rules.interval_s),
     )
 
 

@@ -139,7 +139,10 @@ class WriterCore:
             try:
                 await self.schedule.leave(log_offset)
             finally:
-                await self.timers.roll_before(log_offset)
+                try:
+                    await self.timers.roll_before(log_offset)
+                finally:
+                    self.keeper.write_progress(self._context.clock.monotonic_s())
 
     def described(self) -> namesrv_pb2.Member:
         """This member as it registers with name servers."""

@@ -24,8 +24,8 @@ from prometheus_client import CollectorRegistry
 from cometmq.errors import (
     AnswersUnread,
     CometError,
+    DiskFull,
     NoPermission,
-    SlaveNotAvailable,
     TopicNotFound,
     TransactionEnded,
     TransactionNotFound,
@@ -35,7 +35,6 @@ from cometmq.format.halves import GIVEN_UP_TOPIC, HALF_TOPIC, HalfForm
 from cometmq.member.metrics import MemberMetrics
 from cometmq.member.read.search import Finder
 from cometmq.member.relay import RelayWriter
-from cometmq.member.state.keeper import StateKeeper
 from cometmq.messaging.half_runs import EndedHalf, EndedRun, HalfRun
 from cometmq.messaging.transaction_checks import CheckBoard
 from cometmq.messaging.transactions import CheckRules, HalfProgress, HalfTable, Resolution
@@ -778,13 +777,11 @@ async def test_an_end_that_comes_again_waits_until_the_first_is_safe(tmp_path: P
         assert await again == await first
 
 
-async def test_halves_are_given_up_later_while_there_are_too_few_copies(
+async def test_halves_are_given_up_later_while_there_is_no_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The topic for them may have to be made, which may wait for copies: no reason to stop."""
-
-    async def too_few(_self: StateKeeper, _name: str, _queues: int) -> None:
-        raise SlaveNotAvailable("too few")
+    def full(_self: RelayWriter, _relayed: object) -> None:
+        raise DiskFull("no room")
 
     story = Story(random.Random(3))
     async with life(tmp_path / "s", story.clock, clean=True) as (member, parts):
@@ -792,7 +789,7 @@ async def test_halves_are_given_up_later_while_there_are_too_few_copies(
         offsets = sorted(one.half_offset for one in story.open.values())
         parts.service.board.given_up = list(offsets)
         with monkeypatch.context() as patch:
-            patch.setattr(StateKeeper, "create_system_topic", too_few)
+            patch.setattr(RelayWriter, "append", full)
             await parts.checks._give_up()
         assert len(member.state.halves) == len(offsets)
         due_s = story.clock.monotonic_s() + RULES.immunity_s + 2 * RETRY_S

@@ -238,6 +238,8 @@ class Storage:
     def check_room(self, size_bytes: int) -> None:
         """There is always room."""
 
+    check_delivery_room = check_moving_room = check_room
+
     def check_in_sync(self) -> None:
         if not self.are_enough():
             raise SlaveNotAvailable("too few members are in sync")

@@ -100,6 +100,10 @@ class FollowerStorage(BaseStorage):
         self._sync_as_the_writer()
         self._show()
 
+    async def is_safe(self, end: int, demands: DurabilityClass, patience_s: float) -> bool:
+        safe_to = self.watermarks.shown.least(demands | DurabilityClass.FLUSHED)
+        return end <= min(self.watermarks.flushed, safe_to)
+
     def _sync_as_the_writer(self) -> None:
         # What the writer has on its disk is synced here at once too: a send or a reader waited for
         # it there, or the writer's interval was over. So a follower needs no rule of its own. What

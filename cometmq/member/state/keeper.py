@@ -17,6 +17,7 @@ from cometmq.clock import Clock
 from cometmq.errors import GroupNotFound, SlaveNotAvailable, TopicNotFound
 from cometmq.flight_recorder import Stage, recorder
 from cometmq.format.delayed import SCHEDULE_TOPIC, queue_id_of
+from cometmq.format.halves import GIVEN_UP_TOPIC, HALF_TOPIC
 from cometmq.format.timers import TIMER_QUEUE, TIMER_TOPIC
 from cometmq.member.state.demands import topic_demands
 from cometmq.member.state.statelog import OwnStateRecord, encode_record
@@ -64,6 +65,9 @@ P = ParamSpec("P")
 # The next start reads the log from where progress was written last: 0.3 s at most, at 6 ms for each
 # MiB of the smallest messages.
 PROGRESS_BYTES_MAX = 32 << 20
+# Messages that wait in the one topic go to the other before their log file does. That cannot wait
+# until followers have a new topic, so both are made together.
+MOVED_TO = {SCHEDULE_TOPIC: TIMER_TOPIC, HALF_TOPIC: GIVEN_UP_TOPIC}
 FIRST_COPIES_S_MAX = 3.0  # until connected followers are in sync
 RETRY_S = 0.05
 OFFSETS_COPIED_S_MAX = 2.0  # below the 3 s after which a client gives a commit up
@@ -200,6 +204,8 @@ class StateKeeper:
         self, name: str, queue_count: int, *, reserve_time_ms: int = 0
     ) -> None:
         """Make a topic that the broker itself writes, unless it is there."""
+        if (moved_to := MOVED_TO.get(name)) is not None:
+            await self.create_system_topic(moved_to, 1)
         if not self.has_topic(name):
             config = TopicConfig(name, queue_count, queue_count, reserve_time_ms=reserve_time_ms)
             await self._put_topic(name, lambda before: before or config, by_system=True)

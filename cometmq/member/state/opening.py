@@ -25,6 +25,7 @@ from cometmq.member.config import MemberConfig
 from cometmq.member.state import adoption
 from cometmq.member.state.follower import FollowerState
 from cometmq.member.state.halves import now_of, open_halves
+from cometmq.member.state.keeper import MOVED_TO
 from cometmq.member.state.pop_adoption import PopAdoption
 from cometmq.member.state.statelog import (
     Counted,
@@ -132,6 +133,7 @@ def open_writer(
         state.apply(DelaysReached(delays.offsets))
         delays.written = delays.offsets
         _open_halves(store, state, config, host, clock)
+        _add_topics_moved_to(state)
         for change in state.plan_secret(clock.wall_ms(), os.urandom(SECRET_BYTES)):
             state.apply(change)
         orphans = {topic for topic in stored if not _is_known(topic, state)}
@@ -224,6 +226,13 @@ def _open_halves(
         table.told(appended.queue_offsets[-1] + 1, missing)
     table.log_end = {}
     table.written = table.progress  # the snapshot that follows has it
+
+
+def _add_topics_moved_to(state: BrokerState) -> None:
+    """An earlier release, or RocketMQ, may have made only the topics where messages wait."""
+    for topic, moved_to in MOVED_TO.items():
+        if topic in state.topics and moved_to not in state.topics:
+            state.apply(state.plan_topic(TopicConfig(moved_to, 1, 1), by_system=True))
 
 
 class _WriterApproval:

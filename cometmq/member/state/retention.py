@@ -14,26 +14,28 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from cometmq.clock import Clock
-from cometmq.errors import BrokerDraining, BusyError, Shortage, StoreFailed
+from cometmq.errors import BrokerDraining, CometError, Shortage, StoreFailed
 from cometmq.flight_recorder import named_threads
-from cometmq.format import queueunit
-from cometmq.format.halves import HALF_QUEUE
 from cometmq.member.config import MemberConfig
-from cometmq.member.state.statelog import keep_from, oldest_delayed, oldest_timer
+from cometmq.member.state.demands import topic_demands
+from cometmq.member.state.statelog import Waiting, keep_from
 from cometmq.member.storage.member_storage import BaseStorage
-from cometmq.messaging.state import BrokerState
+from cometmq.messaging.state import STATE_TOPIC, BrokerState
 from cometmq.store.retention import (
     RESUME_MARGIN,
     LogFile,
     Look,
+    MovePass,
     Reason,
     RetentionRules,
     Space,
     Verdict,
     decide,
+    kept_back,
+    quota_room,
     refuses,
 )
 from cometmq.telemetry import fields
@@ -42,9 +44,8 @@ log = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S_MIN = 1.0  # also while appends find no room
 GIB = 1024**3
-# So long what waits may keep the files of a full disk; then it goes with them.
-BLOCKED_S_MAX = 60.0
-OWN_COPIES = 4  # snapshots of the state that a quota has room for, however fast producers send
+# So long one look waits until followers have what was stored again. Then other files may go first.
+COPIED_S_MAX = 1.0
 
 T = TypeVar("T")
 DueFile: TypeAlias = tuple[LogFile, Reason]
@@ -94,6 +95,12 @@ def _what_helps(verdict: Verdict) -> str:
     """What is being done about a full disk, or why nothing is."""
     if verdict.remove:
         return "the oldest messages are being removed to get there"
+    if verdict.waits_for_messages:
+        return (
+            "messages that wait for their time or their end keep the oldest log files, until they "
+            "are delivered, or stored again at every member in sync. Give the store more room, or "
+            "bring followers back"
+        )
     if verdict.waits_for_state:
         return (
             "the oldest messages can be removed as soon as two newer snapshots of the broker's "
@@ -105,9 +112,20 @@ def _what_helps(verdict: Verdict) -> str:
     )
 
 
+class _Mark(NamedTuple):
+    """Nothing waits in the log below ``oldest``, by the state in the log that ends at ``end``."""
+
+    end: int
+    oldest: int
+
+
 class Retention:
     """``write_snapshot`` appends a snapshot of the state; a follower has none to write.
-    ``pause_s`` lies between two files that are removed.
+    ``pause_s`` lies between two files that are removed. ``drop_waiting_s``: a full store of a
+    writer drops messages that wait, when it could not store them again for so long; 0: never.
+
+    Invariant: a log file goes when nothing waits in it, by state that is as safe as the topics ask:
+    on this disk, and at every member in sync. So no member that may write has lost what waits.
     """
 
     def __init__(
@@ -118,6 +136,7 @@ class Retention:
         clock: Clock,
         *,
         pause_s: float = 0.1,
+        drop_waiting_s: float = 0.0,
         write_snapshot: Callable[[], None] | None = None,
     ) -> None:
         self.rules = rules
@@ -130,10 +149,15 @@ class Retention:
         self._clock = clock
         self._pause_s = pause_s
         self._write_snapshot = write_snapshot
-        # Called with the log offset below which files are about to go.
+        self._drop_waiting_s = drop_waiting_s
+        # Called with the log offset below which files are about to go: stores again what waits
+        # there, and writes the state that says so.
         self.before_removal: Callable[[int], Awaitable[None]] | None = None
         self._pinned_since_s: float | None = None
-        self._blocked_since_s: float | None = None  # there is no room to store again what waits
+        self._blocked_since_s: float | None = None  # what waits keeps all files that should go
+        self._pass = MovePass()
+        self._oldest = 0  # log offset: nothing waits below, and that is safe
+        self._mark: _Mark | None = None  # that is not safe yet
         self._one_at_a_time = asyncio.Lock()
         self._closing = threading.Event()
         self._thread = named_threads("retention")
@@ -187,19 +211,18 @@ class Retention:
         if not out_of_space:
             self._storage.no_room = ""
         self._storage.look_wanted.clear()
-        state_bytes = self._state.copy_bytes()
-        half_a_file = self._store.log_file_bytes // 2
-        self._storage.own_room_bytes = min(OWN_COPIES * state_bytes, half_a_file)
+        state_bytes, file_bytes = self._state.copy_bytes(), self._store.log_file_bytes
+        waiting_bytes = self._store.appended_offset - await self.waits_from()
+        log_bytes = self._store.appended_offset - self._store.min_offset
+        self._storage.quota_room = quota_room(state_bytes, waiting_bytes, log_bytes, file_bytes)
         await self._in_thread(lambda: self._store.keep_room(state_bytes))
         look = await self._in_thread(lambda: self._take_look(commanded, out_of_space))
         verdict = decide(self.rules, look)
         # Only now is it worth while to look for the state snapshots.
         if verdict.remove or look.ratio > self.rules.max_used_ratio:
-            keep = await self._in_thread(self._keep_from)
+            keep = await self._in_thread(lambda: keep_from(self._store))
             assert keep <= look.keep_from
             verdict = decide(self.rules, replace(look, keep_from=keep))
-        if verdict.refuse or not verdict.remove:
-            self._refuse(verdict.refuse, look.spaces, verdict)
         if not verdict.waits_for_readers:
             self._pinned_since_s = None
         elif self._pinned_since_s is None:
@@ -208,10 +231,13 @@ class Retention:
             # The next pass, or the one after it, finds the last but one snapshot further up.
             with suppress(Shortage, BrokerDraining):
                 self._write_snapshot()
-        if verdict.remove and self.before_removal is not None:
-            is_full = out_of_space or bool(self.refusal)
-            remove = await self._make_way(verdict.remove, self.before_removal, is_full)
-            verdict = replace(verdict, remove=remove)
+        if verdict.remove:
+            free_count = await self._make_way(verdict.remove)
+            if not free_count:
+                free_count = self._dropped_count(verdict.remove, out_of_space)
+            verdict = kept_back(self.rules, look, verdict, free_count)
+        if verdict.refuse or not verdict.remove:
+            self._refuse(verdict.refuse, look.spaces, verdict)
         # The topics that keep their messages for a time of their own, and the oldest store time
         # that they show.
         reserves = [
@@ -226,45 +252,73 @@ class Retention:
             self._refuse(refuses(self.rules, spaces, refusing=True), spaces, verdict)
         return verdict, removed
 
-    async def _make_way(
-        self,
-        due: Sequence[DueFile],
-        before_removal: Callable[[int], Awaitable[None]],
-        is_full: bool,
-    ) -> Sequence[DueFile]:
-        """What waits in these files is stored once more; which of them may go now."""
+    async def _make_way(self, due: Sequence[DueFile]) -> int:
+        """Store again what waits in these files; how many of them may go."""
         try:
-            await before_removal(due[-1][0].end)
+            await self._move(due)
         except BrokerDraining:  # the next writer does it
-            return ()
-        except BusyError as error:
-            # Files in which nothing waits make room for it.
-            waits_from, now_s = await self._waits_from(), self._clock.monotonic_s()
-            free = [one for one in due if one[0].end <= waits_from]
-            since_s = now_s if free or self._blocked_since_s is None else self._blocked_since_s
-            self._blocked_since_s = since_s
-            is_full = is_full or due[0][1] is Reason.SPACE
-            if free or not is_full or now_s - since_s < BLOCKED_S_MAX:
-                due = free
-            else:  # the log has to go all the same
-                log.error("what is open there goes too", extra=fields(reason=str(error)))
-        else:
+            return 0
+        except StoreFailed:
+            raise
+        except CometError as error:
+            log.warning("what waits is not stored again", extra=fields(reason=str(error)))
+        if self._mark is not None:
+            await self._settle(self._mark)
+        if self._oldest < due[-1][0].end:
+            await self._settle(_Mark(self._store.appended_offset, await self.waits_from()))
+        return sum(file.end <= self._oldest for file, _ in due)
+
+    async def _move(self, due: Sequence[DueFile]) -> None:
+        """Raises what keeps messages from being stored again."""
+        if self.before_removal is None:  # the writer does it
+            return
+        begin, oldest = self._store.appended_offset, await self.waits_from()
+        kept = [file.end for file, _ in due if file.end > oldest]
+        aged = [file.end for file, reason in due if reason is Reason.AGE]
+        stop = max(aged, default=0)
+        room = self._store.room_behind(1)
+        if (
+            kept
+            and (room is None or room >= self._storage.quota_room.behind_moves)
+            and self._pass.may_go_on(due[0][0].start, begin, self._store.log_file_bytes)
+        ):
+            stop = max(stop, kept[0])  # each file makes the room for the next one
+        if not kept or not stop:
+            return
+        try:
+            await self.before_removal(stop)
+        finally:
+            self._pass.moved(self._store.appended_offset - begin)
+
+    async def _settle(self, mark: _Mark) -> None:
+        """Let files go by this mark, if it is safe soon."""
+        demands = topic_demands(self._state.topics, STATE_TOPIC)
+        if await self._storage.is_safe(mark.end, demands, COPIED_S_MAX):
+            self._oldest, self._mark = max(self._oldest, mark.oldest), None
+        elif self._mark is None:
+            self._mark = mark
+
+    def _dropped_count(self, due: Sequence[DueFile], out_of_space: bool) -> int:
+        """How many files go although messages wait in all of them."""
+        is_full = out_of_space or bool(self.refusal) or due[0][1] is Reason.SPACE
+        if self.before_removal is None or not self._drop_waiting_s or not is_full:
             self._blocked_since_s = None
-        # A power failure would take both: what was stored once more, and the file that had it.
-        await self._storage.on_disk()
-        return due
+            return 0
+        now_s = self._clock.monotonic_s()
+        if self._blocked_since_s is None:
+            self._blocked_since_s = now_s
+        if now_s - self._blocked_since_s < self._drop_waiting_s:
+            return 0
+        log.error("messages that wait are dropped: the store is full")
+        return len(due)
 
-    async def _waits_from(self) -> int:
-        """Log offset of the oldest message that waits for its time or for its end."""
-        floor, rolled = self._state.halves.floors[0], self._state.timers.rolled
-        half_at = await self._in_thread(lambda: self._half_at(floor))
-        timed_at = await self._in_thread(lambda: self._timed_at(rolled))
-        return timed_at if half_at is None else min(half_at, timed_at)
-
-    def _timed_at(self, rolled: int) -> int:
-        """Log offset of the oldest message that waits for a time or a delay level."""
-        level_at = oldest_delayed(self._store, self._state.delays)
-        return min(level_at, oldest_timer(self._store, rolled))
+    async def waits_from(self) -> int:
+        """Log offset of the oldest message that may wait for its time or its end, by the state in
+        the log; the log's end if there is none.
+        """
+        state = self._state
+        waiting = Waiting(state.halves.written.floor, state.timers.rolled_written, state.delays)
+        return await self._in_thread(lambda: waiting.oldest(self._store))
 
     def _refuse(self, refuse: bool, spaces: Sequence[Space], verdict: Verdict) -> None:
         """Refuse sends from now on, or take them again."""
@@ -285,15 +339,6 @@ class Retention:
 
     # --- in the thread ----------------------------------------------------------------------------
 
-    def _keep_from(self) -> int:
-        """Nothing from this log offset on may go. A writer stores what waits for its time once more
-        before it goes; a follower keeps it until the writer has.
-        """
-        keep = keep_from(self._store)
-        if self.before_removal is None:
-            keep = min(keep, self._timed_at(self._state.timers.rolled))
-        return keep
-
     def _take_look(self, commanded: bool, out_of_space: bool) -> Look:
         now_ms, since_s = self._clock.wall_ms(), self._pinned_since_s
         spaces = self._cleaner.spaces(self.rules.quota_bytes)
@@ -304,7 +349,7 @@ class Retention:
             hour=datetime.fromtimestamp(now_ms / 1000).hour,
             spaces=spaces,
             keep_from=self._store.appended_offset,
-            pinned_from=self._pinned_from(),
+            pinned_from=self._cleaner.pins.lowest(),
             pinned_s=0.0 if since_s is None else self._clock.monotonic_s() - since_s,
             out_of_space=out_of_space,
             commanded=commanded,
@@ -318,26 +363,6 @@ class Retention:
             self._cleaner.oldest_time_ms(),
         )
         return look
-
-    def _pinned_from(self) -> int | None:
-        """What readers, and on a follower the oldest open half message, wish to keep: the writer
-        gives halves up before their log goes, a follower cannot.
-        """
-        lowest = self._cleaner.pins.lowest()
-        if self.before_removal is not None:
-            return lowest
-        half_at = self._half_at(self._state.halves.written.floor)
-        if half_at is None:
-            return lowest
-        return half_at if lowest is None else min(lowest, half_at)
-
-    def _half_at(self, floor: int) -> int | None:
-        """Log offset of the half message at this queue offset; None: there is none."""
-        low, end = self._store.queue_bounds(*HALF_QUEUE)
-        if not low <= floor < end:
-            return None
-        unit = self._store.read_units(*HALF_QUEUE, floor, 1)
-        return queueunit.unit_at(unit, 0)[0]
 
     def _remove(self, verdict: Verdict, reserves: list[tuple[str, int]]) -> Removed:
         removed = Removed()

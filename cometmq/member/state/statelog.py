@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 from cometmq.errors import MessageNotFound, StateTooNew, StoreDamaged
 from cometmq.format import properties, queueunit, record, taghash
 from cometmq.format.delayed import SCHEDULE_TOPIC, queue_id_of
+from cometmq.format.halves import HALF_QUEUE
 from cometmq.format.timers import TIMER_QUEUE
 from cometmq.messaging.changes import (
     DelaysReached,
@@ -31,7 +32,7 @@ from cometmq.messaging.state import (
     StateRecord,
     find_copy_start,
 )
-from cometmq.model import DELAY_LEVEL_MAX
+from cometmq.model import DELAY_LEVEL_MAX, QueueKey
 from cometmq.store.base import BaseStore
 from cometmq.store.writer import MessageStore
 
@@ -254,29 +255,31 @@ def keep_from(store: BaseStore) -> int:
     return _units(store, first, first + 1)[0][0]
 
 
-def oldest_timer(store: BaseStore, rolled: int) -> int:
-    """Log offset of the oldest message that may wait for a time of its own; the log's end if there
-    is none. ``rolled``: all messages before this offset of the timer queue are done.
+class Waiting(NamedTuple):
+    """From which queue offset on messages may wait: for their end, for a time of their own, for
+    each delay level.
     """
-    low, end = store.queue_bounds(*TIMER_QUEUE)
-    first = max(low, rolled)
-    unit = store.read_units(*TIMER_QUEUE, first, 1) if first < end else b""
+
+    half: int
+    timer: int
+    delayed: Mapping[int, int]
+
+    def oldest(self, store: BaseStore) -> int:
+        """Log offset of the oldest of these messages; the log's end if there is none."""
+        levels = range(1, DELAY_LEVEL_MAX + 1)
+        firsts = {(SCHEDULE_TOPIC, queue_id_of(n)): self.delayed.get(n, 0) for n in levels}
+        firsts |= {HALF_QUEUE: self.half, TIMER_QUEUE: self.timer}
+        return min(_place_from(store, queue, first) for queue, first in firsts.items())
+
+
+def _place_from(store: BaseStore, queue: QueueKey, first: int) -> int:
+    """Log offset of the first message of a queue from queue offset ``first`` on; the log's end if
+    there is none.
+    """
+    low, end = store.queue_bounds(*queue)
+    first = max(low, first)
+    unit = store.read_units(*queue, first, 1) if first < end else b""
     return queueunit.unit_at(unit, 0)[0] if unit else store.appended_offset
-
-
-def oldest_delayed(store: BaseStore, delivered: Mapping[int, int]) -> int:
-    """Log offset of the oldest message that may wait for a delay level; the log's end if there is
-    none. ``delivered``: by level, up to which offset of its queue.
-    """
-    oldest = store.appended_offset
-    for level in range(1, DELAY_LEVEL_MAX + 1):
-        queue = (SCHEDULE_TOPIC, queue_id_of(level))
-        low, end = store.queue_bounds(*queue)
-        first = max(low, delivered.get(level, 0))
-        unit = store.read_units(*queue, first, 1) if first < end else b""
-        if unit:
-            oldest = min(oldest, queueunit.unit_at(unit, 0)[0])
-    return oldest
 
 
 def newest_progress(store: Source) -> int:

@@ -41,6 +41,7 @@ from cometmq.replication.watermarks import (
 from cometmq.rpc.tasks import wait_at_most
 from cometmq.rpc.ticks import tick
 from cometmq.store.base import BaseStore
+from cometmq.store.retention import QuotaRoom
 from cometmq.store.writer import Appended, MessageStore, RecordRun
 
 INDEX_STEPS = 16  # that are taken on end: a store that closes waits for one of them
@@ -51,8 +52,8 @@ INDEX_STALLED_S = 1.0  # until it looks whether there is room again
 INDEX_REST_S_PER_KEY = 10e-6 if accelerator is None else 0.0
 DEPOSED = "another member of the broker group writes now"
 QUOTA_USED = (
-    "the log has the files that the store's quota allows; what is left of the last is kept for the "
-    "broker's state"
+    "the log has the files that the store's quota allows; what is left is kept for the broker's "
+    "state, and for messages that wait"
 )
 BUILD_PAUSE_S = 0.1  # between two looks whether a log file should be built ahead
 
@@ -224,7 +225,7 @@ class BaseStorage:
         self.no_room = ""  # why the last append found no room; empty: it found some
         self.look_wanted = asyncio.Event()  # retention should see how much room there is
         self.out_of_space = False  # the disk took no more since it looked last
-        self.own_room_bytes = 0  # of a quota, that sends leave to the member's own records
+        self.quota_room = QuotaRoom()
         self.damaged_pulls = 0  # that met a damaged message
         self._on_flush_s = on_flush_s
         self.flusher = Flusher(store, policy, clock, self._synced)
@@ -274,14 +275,11 @@ class BaseStorage:
 
     # --- life ---
 
-    async def on_disk(self) -> None:
-        """Wait until all that is in the log now is on this member's disk."""
-        end, moved = self.store.appended_offset, asyncio.Event()
-        self.flusher.demand(end)
-        with self.moved.subscribed(moved):
-            while self.store.flushed_offset < end:
-                moved.clear()
-                await moved.wait()
+    async def is_safe(self, end: int, demands: DurabilityClass, patience_s: float) -> bool:
+        """Whether the log up to ``end`` fulfils ``demands``, and is on this member's disk; a writer
+        waits for that, but not longer than ``patience_s``. StoreFailed.
+        """
+        raise NotImplementedError
 
     async def run(self, flush_queues_s: float, commit_s: float = 0.0) -> None:
         """Sync the log and the queues, build log files ahead, write what the transient store pool
@@ -547,10 +545,19 @@ class MemberStorage(BaseStorage):
         """
         if self.refusal:
             raise DiskFull(self.refusal)
-        # Of the files that a quota allows, snapshots of the state need the rest: retention removes
-        # nothing before two of them are in the log.
-        room = self.store.room_behind(size_bytes)
-        if room is not None and room < self.own_room_bytes:
+        self._check_quota(size_bytes, self.quota_room.behind_sends)
+
+    def check_delivery_room(self, size_bytes: int) -> None:
+        """Raises DiskFull while so many bytes of messages that have waited are not delivered."""
+        self._check_quota(size_bytes, self.quota_room.behind_deliveries)
+
+    def check_moving_room(self, size_bytes: int) -> None:
+        """Raises DiskFull while so many bytes of messages that wait are not stored again."""
+        self._check_quota(size_bytes, self.quota_room.state)
+
+    def _check_quota(self, size_bytes: int, left_bytes: int) -> None:
+        room = self.store.room_behind(max(1, size_bytes))
+        if room is not None and room < left_bytes:
             self.note_no_space(QUOTA_USED)
             raise DiskFull(QUOTA_USED)
 
@@ -582,6 +589,14 @@ class MemberStorage(BaseStorage):
             # Ends enter the queue of acknowledgements in order; waiting for all that is appended
             # keeps them so.
             await self._wait(demands, self.watermarks.appended)
+
+    async def is_safe(self, end: int, demands: DurabilityClass, patience_s: float) -> bool:
+        try:
+            async with asyncio.timeout(patience_s):
+                await self.stored(end, demands | DurabilityClass.FLUSHED)
+        except (TimeoutError, BrokerDraining):
+            return False
+        return True
 
     def settle(self) -> None:
         """Acknowledge and show what the positions and the authority allow: after a sync, and

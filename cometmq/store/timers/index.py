@@ -252,14 +252,16 @@ class TimerIndex:
 
     # --- files ------------------------------------------------------------------------------------
 
-    def next_job(self, coverage: Callable[[], Coverage]) -> Job | None:
+    def next_job(self, coverage: Callable[[], Coverage | None]) -> Job | None:
         """What should be written to the disk now; None: nothing, or a job is under way.
-        ``coverage``: what of the queue all entries together are, behind :attr:`after`.
+        ``coverage``: what of the queue all entries together are, behind :attr:`after`; None: that
+        cannot be said, and the entries stay in memory.
         """
         if self._job is None:
             files = [run.file for run in self._stored]
             if sum(run.left for run in self._memory) > MEMORY_ENTRIES_MAX:
-                self._job = self._spill(files, coverage())
+                if (covered := coverage()) is not None:
+                    self._job = self._spill(files, covered)
             elif len(files) > FILES_MAX:
                 self._job = self._merge()
             return self._job

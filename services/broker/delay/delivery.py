@@ -101,12 +101,18 @@ class Delivery:
         self._noun = noun
         self._gone = gone
         self._count_gone = count_gone
-        self._turn_bytes_max = batch_bytes_max(storage.store.log_file_bytes, TURN_BYTES_MAX)
+        file_bytes = storage.store.log_file_bytes
+        self._turn_bytes_max = batch_bytes_max(file_bytes, TURN_BYTES_MAX)
+        # What a full store moves must not leave much of each file blank.
+        self._move_bytes_max = min(TURN_BYTES_MAX, file_bytes // 16)
 
-    def fitting(self, spans: Sequence[Span]) -> int:
-        """How many of the first of these records fit one batch; at least one."""
-        ends = list(accumulate([size for _, size in spans]))
-        return max(1, bisect_right(ends, self._turn_bytes_max))
+    def movable(self, spans: Sequence[Span]) -> int:
+        """How many of the first of these records are stored again at once; at least one. Raises
+        DiskFull: there is no room.
+        """
+        count = _fitting(spans, self._move_bytes_max)
+        self._storage.check_moving_room(sum([size for _, size in spans[:count]]))
+        return count
 
     async def deliver(
         self,
@@ -120,8 +126,9 @@ class Delivery:
         was due. Raises what ``MemberStorage.append_relayed`` raises, StoreFailed,
         Shortage.
         """
-        count = self.fitting(spans)
+        count = _fitting(spans, self._turn_bytes_max)
         spans, queues, offsets = spans[:count], queues[:count], offsets[:count]
+        self._storage.check_delivery_room(sum([size for _, size in spans]))
         begun = await self._deliver_run(spans, queues, offsets)
         if begun is None:
             some = slice(EACH_COUNT_MAX)
@@ -251,6 +258,12 @@ class Delivery:
             self._message_s = max(spent_s, 1e-4) / count
         fitting = int(limits.loop_s / self._message_s)
         self.turn_count = min(limits.count_max, max(TURN_COUNT_MIN, fitting))
+
+
+def _fitting(spans: Sequence[Span], bytes_max: int) -> int:
+    """How many of the first of these records have so many bytes; at least one."""
+    ends = list(accumulate([size for _, size in spans]))
+    return max(1, bisect_right(ends, bytes_max))
 
 
 def _run(

@@ -15,7 +15,7 @@ from cometmq.format import delayed, queueunit, timers
 from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.format.record import Record
 from cometmq.format.relay import Relayed, relay, with_properties
-from cometmq.format.timers import TIMER_QUEUE, TIMER_TOPIC
+from cometmq.format.timers import TIMER_QUEUE
 from cometmq.member.metrics import MemberMetrics
 from cometmq.member.read.records import read_units
 from cometmq.member.relay import RelayWriter
@@ -57,7 +57,6 @@ class ScheduleService:
             *(storage, keeper, relays, clock, "a delayed message", keeper.state.delay_drops),
             lambda result: metrics.delay_out.labels(result).inc(),
         )
-        self._keeper = keeper
         self._relays = relays
         self._one_at_a_time = asyncio.Lock()  # what moves the progress of a level
         self._first = 0  # of all levels, the next turn begins with this one
@@ -155,7 +154,6 @@ class ScheduleService:
         """The log before this place is about to go: what waits there gets a time of its own, the
         same one. Raises what appending raises, StoreDamaged.
         """
-        before = self.progress.offsets
         for level, queue in self._queues():
             stop = self._storage.store.queue_offset_at(*queue, log_offset)
             is_more = level.offset < stop
@@ -163,8 +161,6 @@ class ScheduleService:
                 async with self._one_at_a_time:
                     is_more = await self._move_some(level, queue, stop)
                 await asyncio.sleep(REST_S)
-        if self.progress.offsets != before:  # a later writer does not find it in the log any more
-            self._keeper.write_progress(self._clock.monotonic_s())
 
     async def _move_some(self, level: LevelProgress, queue: QueueKey, stop: int) -> bool:
         """Whether more of the level waits before ``stop``."""
@@ -172,11 +168,10 @@ class ScheduleService:
         units = await read_units(store, queue, first, min(EACH_COUNT_MAX, stop - first))
         waiting = list(queueunit.iterate(units))
         spans = [(place, size) for place, size, _ in waiting]
-        fitting = self._delivery.fitting(spans)
+        fitting = self._delivery.movable(spans)
         waiting, spans = waiting[:fitting], spans[:fitting]
         offsets = range(first, first + len(spans))
         found = await self._delivery.read(spans, [queue] * len(spans), offsets)
-        await self._keeper.create_system_topic(TIMER_TOPIC, 1)
         moved: list[Relayed] = []
         for (place, _, due_ms), one in zip(waiting, found, strict=True):
             try:

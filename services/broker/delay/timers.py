@@ -44,7 +44,7 @@ from cometmq.store.timers.entries import (
     iterate,
     of_units,
 )
-from cometmq.store.timers.index import Job
+from cometmq.store.timers.index import Job, JobDone
 from cometmq.telemetry import fields
 from services.broker.delay.believed_time import BelievedTime
 from services.broker.delay.delivery import Delivery
@@ -59,7 +59,9 @@ REST_S = 0.001  # between two turns that deliver, so that sends hardly wait
 PAUSE_S = 0.01  # between two others: so late a message may be that was sent a moment ago
 UNITS_GAP_MAX = 256  # reading so many in vain is cheaper than a second call
 ARRIVALS_MAX = 8192  # units that are read in one go
-LATE_MAX = 8192  # messages that came after their time; no more are read while these wait
+# Messages that came behind the watermark and wait, because a clock was ahead; no more are read
+# while these wait. Some 250 bytes each.
+LATE_MAX = 100_000
 ROLL_LOOK_S = 10.0  # so often it is looked whether messages have to be stored again
 # A message is stored again when so much of the time has gone for which the log is kept.
 ROLL_SHARE = 2 / 3
@@ -109,15 +111,17 @@ class TimerService:
                     moved.clear()
                     try:
                         wait_s = await self.turn()
-                        if self._job is None and (job := self.index.next_job(self._coverage)):
-                            self._job = tasks.create_task(self._run_job(job), name="timer-index")
                     except (Shortage, BrokerDraining) as error:
                         log.warning("timers wait", extra=fields(reason=str(error)))
                         await asyncio.sleep(RETRY_S)
                         continue
                     except StoreDamaged as error:
+                        # It may be the queue that is damaged, and the next index meets it again.
                         self._forget_index(error)
-                        wait_s = 0.0
+                        await asyncio.sleep(RETRY_S)
+                        continue
+                    if self._job is None and (job := await self._next_job()):
+                        self._job = tasks.create_task(self._run_job(job), name="timer-index")
                     if wait_s is None:
                         await moved.wait()
                     elif wait_s > REST_S:
@@ -137,18 +141,17 @@ class TimerService:
             await self._load_if_needed()
             await self._take_arrivals()
             now_ms = self.time.now_ms()
-            if await self._deliver_due(now_ms) or self._has_arrivals:
+            if await self._deliver_due(now_ms) or (self._has_arrivals and self._has_late_room()):
                 return 0.0
             if await self._roll_if_due():
                 return 0.0
-            dues_ms = [timer.due_ms for timer in self.table.late]
-            if (next_ms := self.index.next_due_ms) is not None:
-                dues_ms.append(next_ms)
+            nexts_ms = (self.table.late.next_due_ms, self.index.next_due_ms)
+            dues_ms = [next_ms for next_ms in nexts_ms if next_ms is not None]
             return max(1, min(dues_ms) - now_ms) / 1000 if dues_ms else None
 
     async def _deliver_due(self, now_ms: int) -> bool:
         """False: nothing was due."""
-        late = self.table.due_late(now_ms, self._delivery.turn_count)
+        late = self.table.late.due(now_ms, self._delivery.turn_count)
         if late:
             count = await self._deliver(late, now_ms)
             self.table.late_done(late[:count])
@@ -189,8 +192,8 @@ class TimerService:
             entries = await self._entries(units, at)
             self.index.add(entries[count_up_to(entries, self.index.after) * ENTRY_BYTES :])
             at += len(units) // queueunit.UNIT_BYTES
-            if job := self.index.next_job(self._coverage):
-                await self._run_job(job)
+            if job := self.index.next_job(lambda: self._coverage(at)):  # noqa: B023
+                self._finish(job, await self._done(job))
             if not self._trusts_files:  # one of them was damaged
                 return
         self._is_loaded = True
@@ -204,11 +207,14 @@ class TimerService:
         log.error("the timer index is damaged and made again", extra=fields(reason=str(error)))
         self._is_loaded = self._trusts_files = False
 
-    def _coverage(self) -> Coverage:
-        """The part of the queue that the index covers."""
-        store, end = self._storage.store, self.table.read
+    def _coverage(self, end: int) -> Coverage | None:
+        """That the index has the queue up to ``end``; None: the last message of it is gone."""
+        store = self._storage.store
         low, _, _ = self._storage.bounds(TIMER_QUEUE)
-        (log_offset, _, _) = queueunit.unit_at(store.read_units(*TIMER_QUEUE, end - 1, 1), 0)
+        unit = store.read_units(*TIMER_QUEUE, end - 1, 1) if end > low else b""
+        if not unit:
+            return None
+        (log_offset, _, _) = queueunit.unit_at(unit, 0)
         epoch = max(number for number, start in store.epochs if start <= log_offset)
         first = max(low, self.table.rolled)
         return Coverage(store.store_id, epoch, log_offset, first, end, self.index.after)
@@ -223,21 +229,35 @@ class TimerService:
         is_there = queueunit.unit_at(unit, 0)[0] == covered.log_offset
         return is_there and bool(epochs) and max(epochs) == covered.epoch
 
+    async def _next_job(self) -> Job | None:
+        async with self._one_at_a_time:
+            if not self._is_loaded:  # it has less than was read
+                return None
+            return self.index.next_job(lambda: self._coverage(self.table.read))
+
     async def _run_job(self, job: Job) -> None:
-        done = None
+        """Turns go on while the job writes, and not while its end changes the index."""
+        done = await self._done(job)
+        async with self._one_at_a_time:
+            self._finish(job, done)
+        self._job = None
+
+    def _finish(self, job: Job, done: JobDone | None) -> None:
         try:
-            done = await self._in_thread(job.run)
+            self.index.finish(job, done)
+        except StoreDamaged as error:
+            self._forget_index(error)
+
+    async def _done(self, job: Job) -> JobDone | None:
+        """What the job has written; None: it has failed."""
+        try:
+            return await self._in_thread(job.run)
         except Shortage as error:
             log.warning("the timer index stays in memory", extra=fields(reason=str(error)))
             await asyncio.sleep(RETRY_S)
         except StoreDamaged as error:
             self._forget_index(error)
-        finally:
-            self._job = None
-        try:
-            self.index.finish(job, done)
-        except StoreDamaged as error:
-            self._forget_index(error)
+        return None
 
     # --- what comes -------------------------------------------------------------------------------
 
@@ -246,10 +266,13 @@ class TimerService:
         _, end, _ = self._storage.bounds(TIMER_QUEUE)
         return self.table.read < end
 
+    def _has_late_room(self) -> bool:
+        return len(self.table.late) < LATE_MAX
+
     async def take_all_arrivals(self) -> None:
         """Look at all messages that consumers may see by now. StoreDamaged: the index is."""
         _, end, _ = self._storage.bounds(TIMER_QUEUE)
-        while not self._is_loaded or (self.table.read < end and len(self.table.late) < LATE_MAX):
+        while not self._is_loaded or (self.table.read < end and self._has_late_room()):
             async with self._one_at_a_time:
                 await self._load_if_needed()
                 await self._take_arrivals()
@@ -312,7 +335,7 @@ class TimerService:
         low, end, _ = self._storage.bounds(TIMER_QUEUE)
         self._lose_before(low)
         first = self.table.read
-        if first >= end or len(self.table.late) >= LATE_MAX:
+        if first >= end or not self._has_late_room():
             return
         units = await self._units(first, min(ARRIVALS_MAX, end - first))
         entries = await self._entries(units, first)
@@ -321,14 +344,25 @@ class TimerService:
         self.index.add(entries[cut:])
         count = len(units) // queueunit.UNIT_BYTES
         self.table.arrived(late, first + count)
+        if not self._has_late_room():
+            log.error(
+                "timers come late: a clock was ahead, and too many wait for it to come right",
+                extra=fields(waiting=len(self.table.late), until_ms=self.table.watermark.due_ms),
+            )
         self._metrics.timers_in.inc(count)
         self._metrics.timers_pending.set(len(self.index) + len(self.table.late))
 
     def _lose_before(self, low: int) -> None:
+        first = self.table.rolled
         lost = self.table.lost_before(low)
-        if lost:  # retention had to remove what was not looked at yet
-            log.error("timers are lost", extra=fields(count=lost))
-            self._metrics.timers_out.labels("lost").inc(lost)
+        if low > first:  # an earlier release removed log files before it said that nothing waits
+            log.warning("timers may be lost", extra=fields(first=first, end=low))
+        self._lose(lost)
+
+    def _lose(self, count: int) -> None:
+        if count:
+            log.error("timers are lost", extra=fields(count=count))
+            self._metrics.timers_out.labels("lost").inc(count)
 
     async def _units(self, offset: int, count: int) -> bytes:
         return await read_units(self._storage.store, TIMER_QUEUE, offset, count)
@@ -373,6 +407,7 @@ class TimerService:
         offsets = [timer.offset for timer in self.table.wanted(due)]
         spans = await self.spans(offsets)
         if len(spans) < len(offsets):
+            self._lose(len(offsets) - len(spans))
             offsets = [offset for offset in offsets if offset in spans]
         places = [spans[offset] for offset in offsets]
         queues, late_ms = [TIMER_QUEUE] * len(offsets), now_ms - due[0].due_ms
@@ -415,13 +450,13 @@ class TimerService:
     async def _roll_if_due(self) -> bool:
         """Go on through the messages that may wait; whether there is more to do."""
         now_s = self._clock.monotonic_s()
-        first, arrivals = self.table.rolled, self.table.mark.arrivals
-        if now_s < self._roll_at_s or first >= arrivals:
+        first, end = self.table.rolled, self.table.read
+        if now_s < self._roll_at_s or first >= end:
             return False
         before_ms = self.time.wall_ms() - int(self._reserved_ms * ROLL_SHARE)
         stop = await self._in_thread(
             lambda: offset_by_time(
-                self._storage.store, TIMER_QUEUE, (first, arrivals), before_ms, Boundary.LOWER
+                self._storage.store, TIMER_QUEUE, (first, end), before_ms, Boundary.LOWER
             )
         )
         is_more = await self._roll_some(stop)
@@ -434,7 +469,6 @@ class TimerService:
         DiskFull, BrokerDraining, StoreFailed.
         """
         stop = self._storage.store.queue_offset_at(*TIMER_QUEUE, log_offset)
-        stop = min(stop, self.table.mark.arrivals)
         is_more = self.table.rolled < stop
         while is_more:
             async with self._one_at_a_time:
@@ -445,7 +479,7 @@ class TimerService:
         """Go through the messages that may wait, oldest first: some of those before ``stop`` are
         stored once more. False: the next one waits and may stay where it is, or there is none.
         """
-        first, end = self.table.rolled, self.table.mark.arrivals
+        first, end = self.table.rolled, max(stop, self.table.read)
         units = await self._units(first, min(ARRIVALS_MAX, end - first))
         entries = [Timer(*entry) for entry in iterate(await self._entries(units, first))]
         waiting = sorted(
@@ -454,13 +488,13 @@ class TimerService:
         old = [one for one in waiting if one.offset < stop][: self._delivery.turn_count]
         if old:
             spans = await self.spans([timer.offset for timer in old])
-            old = old[: self._delivery.fitting([spans.get(one.offset, (0, 0)) for one in old])]
+            old = old[: self._delivery.movable([spans.get(one.offset, (0, 0)) for one in old])]
             await self._store_again(
                 {timer: spans[timer.offset] for timer in old if timer.offset in spans}
             )
         rest = waiting[len(old) :]
         reached = rest[0].offset if rest else first + len(units) // queueunit.UNIT_BYTES
-        self.table.rolled_to(min(reached, self.table.mark.arrivals))
+        self.table.rolled_to(reached)
         if rest:
             return rest[0].offset < stop
         return first < self.table.rolled < end

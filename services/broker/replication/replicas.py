@@ -7,7 +7,7 @@ cache as a rule, else in a thread, so that a follower far behind never stalls a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -92,7 +92,7 @@ class FollowerTable:
 
 class Replicas:
     """The streams to followers; of each member one at a time: a newer one takes the place of an
-    older.
+    older. ``waits_from``: as of ``Retention``.
     """
 
     def __init__(
@@ -101,8 +101,10 @@ class Replicas:
         followers: FollowerTable,
         pace: CatchUpThrottle,
         clock: Clock,
+        waits_from: Callable[[], Awaitable[int]],
     ) -> None:
         self.bytes_sent = 0
+        self._waits_from = waits_from
         self.pace = pace  # of those far behind
         self.changed = Notifier()  # a follower is further, comes or goes
         self.refusals = Refusals()
@@ -138,9 +140,9 @@ class Replicas:
             except MessageNotFound:
                 return None
 
-        view = self.view()
+        view, waits_from = self.view(), await self._waits_from()
         with self.refusals.counting(Reason.EPOCH):
-            start = await self._in_thread(lambda: start_of_copy(view, follower, crc_at))
+            start = await self._in_thread(lambda: start_of_copy(view, follower, crc_at, waits_from))
         assert 0 <= start <= store.appended_offset, start
         return start
 

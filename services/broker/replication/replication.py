@@ -45,7 +45,11 @@ class Replication:
         self._ended = ended
         self._unregistered = ThrottledLog(log, logging.ERROR, clock)
         self.replicas = Replicas(
-            storage, followers, CatchUpThrottle(config.copy_bytes_per_s), clock
+            storage,
+            followers,
+            CatchUpThrottle(config.copy_bytes_per_s),
+            clock,
+            writer.core.retention.waits_from,
         )
         self.in_sync = in_sync
         self.hand_over = HandOver(storage, keeper, self.replicas, holder, ended, context.clocks)

@@ -196,7 +196,7 @@ class TransactionChecks:
             return
         try:
             await self._service.giving_up.give_up(offsets, "no producer has ended them")
-        except BusyError as error:  # also of the topic for them, which waits for copies
+        except BusyError as error:
             log.warning("half messages wait", extra=fields(reason=str(error)))
             again_s = self._clock.monotonic_s() + RETRY_S
             for offset in offsets:

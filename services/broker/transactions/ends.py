@@ -80,7 +80,7 @@ class TransactionService:
         self._closer = HalfCloser(self.table, self.board, relays, metrics, clock)
         store, bytes_max = storage.store, self.slice_bytes_max
         self._joint_ends = JointEnds(store, self._closer, self._destinations, bytes_max)
-        self.giving_up = GivingUp(store, keeper, self._closer, metrics, bytes_max)
+        self.giving_up = GivingUp(storage, self._closer, metrics, bytes_max)
 
     async def end_runs(self, group: str, runs: Sequence[EndRun]) -> list[list[Outcome]]:
         """What became of the halves of each run, in their order. Returns when all is as safe as

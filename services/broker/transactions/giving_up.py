@@ -10,8 +10,7 @@ from cometmq.format.record import Record
 from cometmq.format.relay import relay
 from cometmq.member.metrics import MemberMetrics
 from cometmq.member.read.records import read_each, slices
-from cometmq.member.state.keeper import StateKeeper
-from cometmq.store.base import BaseStore
+from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.store.log.commitlog import Span
 from cometmq.telemetry import fields, logger
 from services.broker.transactions.half_closer import HalfCloser, Made
@@ -26,14 +25,12 @@ class GivingUp:
 
     def __init__(
         self,
-        store: BaseStore,
-        keeper: StateKeeper,
+        storage: MemberStorage,
         closer: HalfCloser,
         metrics: MemberMetrics,
         bytes_max: int,
     ) -> None:
-        self._store = store
-        self._keeper = keeper
+        self._storage = storage
         self._table = closer.table
         self._closer = closer
         self._metrics = metrics
@@ -48,15 +45,14 @@ class GivingUp:
         spans: list[Span] = [half[:2] for _, half in open_ones]
         for part in slices(spans, SLICE_MAX, self._bytes_max):
             places = [(HALF_QUEUE, offset) for offset, _ in open_ones[part]]
-            found = await read_each(self._store, spans[part], places)
-            while not self._keeper.has_topic(GIVEN_UP_TOPIC):
-                await self._keeper.create_system_topic(GIVEN_UP_TOPIC, 1)
+            found = await read_each(self._storage.store, spans[part], places)
             made = [
                 self._made(offset, half[0], half[2], its)
                 for (offset, half), its in zip(open_ones[part], found, strict=True)
                 if self._table.find(offset) is not None
             ]
             if made:
+                self._storage.check_moving_room(sum([size for _, size in spans[part]]))
                 self._closer.append(made)
                 self._metrics.halves_given_up(len(made))
                 log.warning(

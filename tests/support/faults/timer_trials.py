@@ -152,9 +152,9 @@ class Life:
         self.timers = AtOnce(*parts, relays, metrics, clock, time, RESERVED_MS)
         self._produce = ProduceHandler(*parts, POLICY, HOST, metrics, clock)
         self.retention = RemovesAtOnce(member.storage, member.state, RULES, clock, pause_s=0.0)
-        self.retention.before_removal = self.timers.roll_before
+        self.retention.before_removal = self._make_way
         # Nobody else syncs.
-        vars(member.storage)["on_disk"] = self._on_disk
+        vars(member.storage)["is_safe"] = self._is_safe
 
     def end(self) -> None:
         """As by a crash."""
@@ -177,8 +177,13 @@ class Life:
         self.member.storage._flushed(self.store.flush_log())
         self.world.unsure.clear()
 
-    async def _on_disk(self) -> None:
+    async def _make_way(self, log_offset: int) -> None:
+        await self.timers.roll_before(log_offset)
+        self.member.keeper.write_progress(0.0)
+
+    async def _is_safe(self, *_: object) -> bool:
         self.sync()
+        return True
 
     async def _until_done(self, work: Coroutine[Any, Any, object]) -> None:
         """Sync as often as it waits for that."""
@@ -227,7 +232,7 @@ class Life:
             self.sync()
         try:
             is_over = await self.timers.turn() != 0.0
-            job = self.timers.index.next_job(self.timers._coverage)
+            job = await self.timers._next_job()
             if job is not None:
                 await self.timers._run_job(job)
         except StoreDamaged as error:

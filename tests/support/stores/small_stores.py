@@ -34,13 +34,14 @@ Run = tuple[str, int, Sequence[bytes]]  # topic, queue, bodies
 
 
 class WallClock:
-    """A clock whose wall time is set by the test."""
+    """A clock whose time is set by the test, and how far the wall's is ahead of it."""
 
     def __init__(self, now_ms: int = START_MS) -> None:
         self.now_ms = now_ms
+        self.ahead_ms = 0
 
     def wall_ms(self) -> int:
-        return self.now_ms
+        return self.now_ms + self.ahead_ms
 
     def monotonic_s(self) -> float:
         return self.now_ms / 1000

@@ -77,6 +77,15 @@ def test_what_the_writer_keeps_no_more_cannot_be_gone_on_with() -> None:
     assert start_of_copy(writer, LogView((), 0, 0), agree) == 200
 
 
+def test_a_log_that_begins_behind_what_waits_at_the_writer_is_copied_again() -> None:
+    """Its member had stored that again as a writer, which is cut, and had removed the original."""
+    view = follower((1, 0), (2, 100), (4, 300), end=600, low=200)
+    assert start_of_copy(WRITER, view, agree, waits_from=199) == WRITER.log_min
+    assert plan(view, WRITER.log_min) is Plan.RESET
+    assert start_of_copy(WRITER, view, agree, waits_from=200) == 500
+    assert start_of_copy(WRITER, LogView((), 0, 0), agree, waits_from=199) == WRITER.log_min
+
+
 def test_a_follower_of_a_newer_writer_is_not_served() -> None:
     with pytest.raises(StaleEpoch, match="epoch 5"):
         start_of_copy(WRITER, follower((1, 0), (5, 100), end=200), agree)

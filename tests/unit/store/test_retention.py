@@ -11,12 +11,15 @@ from cometmq.store.retention import (
     RESUME_MARGIN,
     LogFile,
     Look,
+    MovePass,
     Reason,
     RetentionRules,
     Space,
     Verdict,
     decide,
+    kept_back,
     quota,
+    quota_room,
 )
 
 RULES = RetentionRules(reserved_ms=1_000, delete_hours=frozenset({4}), files_max=3)
@@ -198,3 +201,46 @@ def test_a_refusal_ends_when_there_is_room(look: Look) -> None:
     """Whatever has been: with room nothing is refused, so it never needs a hand."""
     freed = replace(look, spaces=[full(89)], refusing=True)
     assert not decide(RULES, freed).refuse
+
+
+# --- messages that wait ---------------------------------------------------------------------------
+
+
+def test_a_full_store_of_waiting_messages_does_not_write_for_ever() -> None:
+    """All of each file waits. A pass goes once through the log, the next one waits for others."""
+    passes, first, end = MovePass(), 0, 1_000
+    while passes.may_go_on(first, end, 100):
+        passes.moved(100)
+        first, end = first + 100, end + 100
+    assert (first, end) == (1_000, 2_000)
+    assert not passes.may_go_on(first, end + 30, 100)
+    assert passes.may_go_on(first, end + 33, 100)
+
+
+@given(st.integers(1, 64), st.integers(0, 1_000), st.integers(0, 64))
+def test_a_delivery_that_found_room_lets_a_pass_begin(
+    files_count: int, state_bytes: int, waiting_files: int
+) -> None:
+    """Else a full store could neither deliver what waits nor remove a file."""
+    file_bytes, log_bytes = 6_400, files_count * 6_400
+    room = quota_room(state_bytes, waiting_files * file_bytes, log_bytes, file_bytes)
+    passes = MovePass()
+    assert passes.may_go_on(0, log_bytes, file_bytes)
+    delivered = min(room.deliveries, waiting_files * file_bytes)
+    if waiting_files:
+        assert passes.may_go_on(log_bytes, log_bytes + delivered, file_bytes)
+    assert room.behind_moves <= room.behind_deliveries <= room.behind_sends
+    assert room.moves >= min(file_bytes, waiting_files * file_bytes)
+
+
+def test_files_in_which_messages_wait_make_no_room() -> None:
+    pressed = look(9_999, 9_999, 9_999, space=full(91))
+    verdict = decide(RULES, pressed)
+    count = len(verdict.remove)
+    assert count > 0
+    assert not verdict.refuse
+    assert kept_back(RULES, pressed, verdict, count) == verdict
+    kept = kept_back(RULES, pressed, verdict, 0)
+    assert kept.refuse, "what is to go stays, so sends have to"
+    assert kept.waits_for_messages
+    assert not kept.remove

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -30,7 +31,13 @@ class Writer:
         self.clock = WallClock()
         self.lease = MemoryLease()
         self.ended: list[str] = []
-        self.replicas = Replicas(member.storage, FollowerTable(), CatchUpThrottle(0), self.clock)
+        self.replicas = Replicas(
+            member.storage,
+            FollowerTable(),
+            CatchUpThrottle(0),
+            self.clock,
+            AsyncMock(return_value=0),
+        )
         holder = LeaseHolder(self.lease, Reading(HELD, "1"), 1.0, self.clock)
         ended = self.ended.append
         self.hand_over = HandOver(member.storage, member.keeper, self.replicas, holder, ended)

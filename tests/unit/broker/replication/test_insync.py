@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -94,7 +95,9 @@ async def writer(tmp_path: Path, policy: SetPolicy, mode: ReplicationMode) -> As
         in_sync = member.storage.authority
         assert isinstance(in_sync, InSyncSet)
         holder.serve(member.storage)
-        replicas = Replicas(member.storage, followers, CatchUpThrottle(0), clock)
+        replicas = Replicas(
+            member.storage, followers, CatchUpThrottle(0), clock, AsyncMock(return_value=0)
+        )
         writer = Writer(member, in_sync, lease, holder, replicas, clock)
         yield writer
         writer.validate()

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -28,7 +29,7 @@ async def replicas(tmp_path: Path) -> AsyncIterator[Replicas]:
     clock = WallClock()
     store = open_store(tmp_path)
     storage = MemberStorage(store, FlushPolicy(), clock, SoleWriter())
-    found = Replicas(storage, FollowerTable(), CatchUpThrottle(0), clock)
+    found = Replicas(storage, FollowerTable(), CatchUpThrottle(0), clock, AsyncMock(return_value=0))
     yield found
     found.close()
     storage.end_threads()

@@ -18,7 +18,7 @@ from cometmq.messaging.changes import Change
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.state import STATE_QUEUE_ID, STATE_TOPIC, change_records
 from cometmq.model import ReplicationMode, TopicConfig
-from cometmq.replication.watermarks import HighWatermarks
+from cometmq.replication.watermarks import DurabilityClass, HighWatermarks
 from cometmq.store.writer import MessageStore
 from tests.support.cluster.broker import config_for
 from tests.support.stores.small_stores import HOST, WallClock, bodies, encoded
@@ -311,3 +311,27 @@ async def test_a_sync_may_be_ahead_of_the_loop(pair: Pair) -> None:
     pair.show(end)
     assert pair.copy.bounds(("T", 0)) == (0, 1, 1)
     assert pair.copy.watermarks.flushed == end
+
+
+async def test_a_follower_counts_as_safe_what_its_writer_has_shown_to_be(tmp_path: Path) -> None:
+    """What a topic asks for, and both disks: then other followers in sync have it, too."""
+    pair = Pair(tmp_path)
+    pair.put("T")
+    end = pair.send("T", b"a")
+    pair.follow()
+    asked = DurabilityClass.REPLICATED
+
+    async def is_safe(demands: DurabilityClass) -> bool:
+        return await pair.copy.is_safe(end, demands, 0.0)
+
+    pair.copy.raise_marks(HighWatermarks(end, end, end), 0)
+    assert not await is_safe(asked), "it is not on the follower's own disk"
+    pair.copy._synced(pair.copy.store.flush_log(), 0.0)
+    assert await is_safe(asked)
+    pair.close()
+    pair.open()
+    pair.show(0)
+    pair.copy.raise_marks(HighWatermarks(end, end - 1, end - 1), 0)
+    assert await is_safe(DurabilityClass.ASYNC)
+    assert not await is_safe(asked), "another follower lacks it"
+    pair.copy.close()

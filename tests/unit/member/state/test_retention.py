@@ -10,21 +10,23 @@ from unittest import mock
 
 import pytest
 
-from cometmq.errors import BrokerDraining, DiskFull, StoreFailed
+from cometmq.errors import BrokerDraining, DiskFull, StoreDamaged, StoreFailed
 from cometmq.format import record, timers
 from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.format.halves import HALF_TOPIC
 from cometmq.format.relay import relay
 from cometmq.format.timers import TIMER_QUEUE, TIMER_TOPIC
 from cometmq.member.config import MemberConfig
-from cometmq.member.state.retention import BLOCKED_S_MAX, Retention, rules_of
+from cometmq.member.state.retention import Retention, rules_of
 from cometmq.member.state.statelog import keep_from, load
-from cometmq.messaging.changes import DelaysReached, HalvesReached
+from cometmq.member.storage.authority import Replicated
+from cometmq.messaging.changes import DelaysReached, HalvesReached, TimersReached
 from cometmq.messaging.state import BrokerState
+from cometmq.messaging.timers import TimerMark
 from cometmq.messaging.transactions import HalfProgress
-from cometmq.model import TopicConfig
+from cometmq.model import ReplicationMode, TopicConfig
 from cometmq.replication.watermarks import DurabilityClass
-from cometmq.store.retention import Reason, RetentionRules, Space
+from cometmq.store.retention import QuotaRoom, Reason, RetentionRules, Space
 from tests.support.cluster.broker import encoded
 from tests.support.cluster.members import NEVER, Member, living_member
 from tests.support.stores.small_stores import HOST, START_MS, WallClock
@@ -62,7 +64,11 @@ class Scene:
 
 @asynccontextmanager
 async def scene(
-    directory: Path, rules: RetentionRules = RULES, *, writes_copies: bool = True
+    directory: Path,
+    rules: RetentionRules = RULES,
+    *,
+    writes_copies: bool = True,
+    drop_waiting_s: float = 0.0,
 ) -> AsyncIterator[Scene]:
     async with living_member(directory, mapped_file_size_commit_log=FILE_BYTES) as member:
         await member.put("T")
@@ -73,6 +79,7 @@ async def scene(
             rules,
             clock,
             pause_s=0.0,
+            drop_waiting_s=drop_waiting_s,
             write_snapshot=member.keeper.write_snapshot if writes_copies else None,
         )
         try:
@@ -222,33 +229,137 @@ async def test_what_is_stored_once_more_is_on_the_disk_before_its_source_goes(
         assert s.first_file == 2
 
 
+async def test_files_stay_until_members_in_sync_have_what_was_stored_again(tmp_path: Path) -> None:
+    async with scene(tmp_path) as s:
+        storage, authority = s.member.storage, s.member.set_authority
+
+        def copy_all() -> bool:
+            end = storage.watermarks.flushed
+            authority.set_replicated(Replicated(end, end, is_alone=False))
+            storage.settle()
+            return put.done()
+
+        replicated = TopicConfig("R", 1, 1, replication_mode=ReplicationMode.APPENDED)
+        put = asyncio.create_task(s.member.keeper.put_topic(replicated))
+        await until(copy_all)
+        await wait_for_an_hour(s)
+        await expired(s, 2)
+        await s.member.on_disk_alone()
+        copy_all()
+
+        async def store_again(_log_offset: int) -> None:
+            s.member.append("T", 0, b"once more")
+            s.member.state.apply(TimersReached(TimerMark(rolled=1), ()))
+
+        s.retention.before_removal = store_again
+        with mock.patch("cometmq.member.state.retention.COPIED_S_MAX", 0.0):
+            for _ in range(3):
+                verdict, _ = await s.retention.look(commanded=True)
+                assert not verdict.remove
+                assert verdict.next_look_s == RULES.interval_s
+        assert s.first_file == 0, "a member in sync has the log of before only"
+        await s.member.on_disk_alone()
+        copy_all()
+        await s.retention.look(commanded=True)
+        assert s.first_file == 2
+
+
+async def wait_for_an_hour(s: Scene) -> None:
+    """A message with a time of its own."""
+    due_ms = START_MS + HOUR_MS
+    properties = timers.with_time(timers.prefix("T", 0), due_ms)
+    found = record.decode(encoded(*TIMER_QUEUE, b"waits", properties=properties))
+    waits = relay(found, *TIMER_QUEUE, HOST, due_ms=due_ms)
+    s.member.storage.append_relayed([waits], {TIMER_TOPIC: DurabilityClass.ASYNC}, HOST)
+
+
 async def test_without_room_those_files_go_in_which_nothing_waits(tmp_path: Path) -> None:
     async with scene(tmp_path) as s:
         await s.fill(2)
-        due_ms = START_MS + HOUR_MS
-        properties = timers.with_time(timers.prefix("T", 0), due_ms)
-        found = record.decode(encoded(*TIMER_QUEUE, b"waits", properties=properties))
-        waits = relay(found, *TIMER_QUEUE, HOST, due_ms=due_ms)
-        s.member.storage.append_relayed([waits], {TIMER_TOPIC: DurabilityClass.ASYNC}, HOST)
+        await wait_for_an_hour(s)
         await expired(s, 4)
         s.retention.before_removal = mock.AsyncMock(side_effect=DiskFull("no room"))
         await s.retention.look(commanded=True)
         assert s.first_file == 2, "the one that waits is in the third"
-        s.retention.before_removal = mock.AsyncMock(side_effect=BrokerDraining("handed over"))
-        await s.retention.clean()
-        assert s.first_file == 2, "its next writer removes it"
+        for error in (BrokerDraining("its next writer removes it"), StoreDamaged("a unit")):
+            s.retention.before_removal = mock.AsyncMock(side_effect=error)
+            await s.retention.clean()
+            assert s.first_file == 2
         s.retention.before_removal = mock.AsyncMock(side_effect=DiskFull("no room"))
-        await s.retention.clean()
-        assert s.first_file == 2, "there may be room later"
+        for _ in range(3):
+            s.member.storage.note_no_space()
+            await s.retention.look(commanded=True)
+            s.clock.now_ms += 24 * HOUR_MS
+        assert s.first_file == 2, "a full disk refuses sends, and gives up nothing"
+
+
+async def test_a_full_disk_refuses_sends_while_messages_wait_in_its_oldest_files(
+    tmp_path: Path,
+) -> None:
+    async with scene(tmp_path) as s:
+        await wait_for_an_hour(s)
+        await expired(s, 4)
+        s.retention.before_removal = mock.AsyncMock(side_effect=DiskFull("no room"))
+        with mock.patch.object(s.retention._cleaner, "spaces", disk(95)):
+            await s.retention.look()
+            assert "messages that wait for their time" in s.retention.refusal
+            with pytest.raises(DiskFull):
+                s.member.storage.check_room(0)
+            s.member.state.apply(TimersReached(TimerMark(rolled=1), ()))  # it was delivered
+            s.retention.before_removal = mock.AsyncMock()
+            await s.retention.look()
+        assert s.first_file > 0
+
+
+async def test_an_option_drops_what_waits_in_a_store_that_stays_full(tmp_path: Path) -> None:
+    async with scene(tmp_path, drop_waiting_s=60.0) as s:
+        await wait_for_an_hour(s)
+        await expired(s, 2)
+        s.retention.before_removal = mock.AsyncMock(side_effect=DiskFull("no room"))
+        await s.retention.look(commanded=True)
+        s.clock.now_ms += 61_000
+        await s.retention.look(commanded=True)
+        assert s.first_file == 0, "it is old, and the store is not full"
         s.member.storage.note_no_space()
         await s.retention.look(commanded=True)
-        assert s.first_file == 2, "it may be full for a moment"
-        s.clock.now_ms += 1000 * int(BLOCKED_S_MAX)
-        await s.retention.look(commanded=True)
-        assert s.first_file == 2, "it is not full any more"
+        s.clock.now_ms += 59_000
         s.member.storage.note_no_space()
         await s.retention.look(commanded=True)
-        assert s.first_file == 4, "nothing else makes room"
+        assert s.first_file == 0, "it may be full for a moment"
+        s.clock.now_ms += 1_000
+        s.member.storage.note_no_space()
+        await s.retention.look(commanded=True)
+        assert s.first_file == 2
+
+
+async def test_sends_and_deliveries_leave_a_quota_the_room_in_which_what_waits_moves(
+    tmp_path: Path,
+) -> None:
+    quota = replace(RULES, quota_bytes=8 * FILE_BYTES)
+    async with scene(tmp_path, quota) as s:
+        await s.retention.look()
+        storage = s.member.storage
+        state_bytes, *others = storage.quota_room
+        assert not any(others)
+        await wait_for_an_hour(s)
+        await s.fill(3)
+        await s.retention.look()
+        room = storage.quota_room
+        assert room.state == state_bytes
+        assert room.moves > FILE_BYTES
+        checks = storage.check_room, storage.check_delivery_room, storage.check_moving_room
+        full_at: list[int] = []
+        while len(full_at) < len(checks):
+            try:
+                checks[len(full_at)](1_000)
+                s.member.append("T", 0, b"." * 500)
+            except DiskFull:
+                assert storage.out_of_space, "retention looks for a file to remove"
+                storage.out_of_space = False
+                full_at.append(s.member.store.appended_offset)
+        assert full_at[1] - full_at[0] >= room.deliveries
+        assert full_at[2] - full_at[1] >= FILE_BYTES
+        s.member.keeper.write_snapshot()
 
 
 async def test_the_time_of_waiting_begins_anew_with_each_wait(tmp_path: Path) -> None:
@@ -417,8 +528,8 @@ async def test_sends_leave_a_quota_room_for_the_state(tmp_path: Path) -> None:
         await member.put("T")
         storage = member.storage
         member.store.cleaner.limit(1)  # as few files as there may be
-        storage.own_room_bytes = 4 * member.state.copy_bytes()
-        assert storage.own_room_bytes < member.store.log_file_bytes // 2
+        storage.quota_room = QuotaRoom(state=4 * member.state.copy_bytes())
+        assert storage.quota_room.state < member.store.log_file_bytes // 2
         data = encoded("T", 0, b"x" * 900)
         with suppress(DiskFull):
             while True:

@@ -80,7 +80,7 @@ async def test_what_we_had_delivered_stays_delivered(tmp_path: Path) -> None:
         member.storage.append_relayed(QUEUE, {TIMER_TOPIC: DurabilityClass.ASYNC}, HOST)
         table = TimerTable()
         table.restore(ours, [Timer(NOW_MS + 90 * S, 4), Timer(NOW_MS + 90 * S, 6)])
-        table.late.append(Timer(NOW_MS + 60 * S, 2))
+        table.late.add(Timer(NOW_MS + 60 * S, 2))
         assert adopt_timers(member.store, table, TimerCheck(NOW_MS + 10 * S, 10), NOW_MS) == 3
         dues = {2: 60, 5: 1e5, 9: 70}
         assert all(_waits(table, NOW_MS + int(s * S), n) for n, s in dues.items())
