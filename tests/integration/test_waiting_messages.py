@@ -14,6 +14,7 @@ import pytest
 
 from cometmq.clock import SystemClock
 from cometmq.messaging import believed_clock
+from cometmq.model import ReplicationMode
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
 from tests.support.cluster.broker import RATIOS, BrokerClient, running_broker
@@ -26,6 +27,7 @@ OPTIONS: dict[str, Any] = {
     "store_quota_bytes": 16 * FILE_BYTES,
     "clean_resource_interval": 20,
     "delete_commit_log_files_interval": 0,
+    "replication_mode": ReplicationMode.ASYNC,  # of topic U
     **RATIOS,
 }
 BODY = b"." * 5_000
@@ -68,6 +70,7 @@ class Ahead:
         real = SystemClock.wall_ms
         patch.setattr(SystemClock, "wall_ms", lambda clock: real(clock) + self.ms)
         patch.setattr(believed_clock, "JUMP_BELIEVED_AFTER_MS", 200)
+        patch.setattr(believed_clock, "PROMISE_MS_MAX", 0)
 
 
 @pytest.fixture

@@ -112,7 +112,7 @@ class Story:
             sent.append((time_ms, body))
         claim = Claim(topic, 0, count, timer=form)
         accepted = await parts.produce.take(data, [claim], HOST)
-        base_ms = accepted.ticket.appended.store_time_ms if form is TimerForm.AFTER else 0
+        base_ms = accepted.ticket.appended.clock_ms if form is TimerForm.AFTER else 0
         [(_, first, message_count)] = accepted.timers
         assert message_count == count
         mac = parts.recalls.mac(topic, first, count)

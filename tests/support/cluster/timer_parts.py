@@ -32,6 +32,7 @@ class TimerParts:
         self.produce = ProduceHandler(member.storage, member.keeper, policy, HOST, metrics, clock)
         relays = RelayWriter(member.storage, member.state.topics, HOST, metrics)
         self.time = BelievedTime(clock, metrics, 0)
+        member.store.stamp_by(self.time)
         self.timers = TimerService(
             *(member.storage, member.keeper, relays, metrics, clock), self.time, RESERVED_MS
         )
