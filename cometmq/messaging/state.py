@@ -205,12 +205,29 @@ class BrokerState:
             )
         return GroupPut(replace(settings, policy=group_policy.DEFAULT))
 
-    def plan_policy(self, settings: GroupSettings) -> list[GroupPolicyPut]:
-        """What has to follow :meth:`plan_group` when the group is to have another policy."""
+    def plan_policy(self, settings: GroupSettings, epoch: int) -> list[GroupPolicyPut | PopsMoved]:
+        """What has to follow :meth:`plan_group` when the group is to have another policy, of the
+        writer of this epoch. A group that receives again does not get what it had done before.
+        """
         before = self.groups.get(settings.name)
         if settings.policy == (before.policy if before else group_policy.DEFAULT):
             return []
-        return [GroupPolicyPut(settings.name, settings.policy)]
+        changes: list[GroupPolicyPut | PopsMoved] = [GroupPolicyPut(settings.name, settings.policy)]
+        if settings.policy.mode is ConsumeMode.POP and not self.receives(settings.name):
+            changes += pop_changes(self._waiting(settings.name, epoch))
+        return changes
+
+    def receives(self, group: str) -> bool:
+        """Whether the group's mode is POP."""
+        settings = self.groups.get(group)
+        return settings is not None and settings.policy.mode is ConsumeMode.POP
+
+    def _waiting(self, group: str, epoch: int) -> Iterator[QueueMoved]:
+        for key in self.pops.of_group(group):
+            position, history = self.offsets.get(group, key), self.generations.find(*key)
+            if position is not None and history is not None:
+                offset = history.settle(position).offset
+                yield self.pops.as_waiting(group, key, history.current, offset, epoch)
 
     def plan_group_drop(self, name: str) -> GroupDropped:
         """The change that deletes a group and all that it committed.
@@ -469,9 +486,11 @@ class BrokerState:
                     raise StoreDamaged(
                         f"a policy is given to the consumer group {group}, which is not there"
                     )
-                self.groups[group] = replace(known, policy=policy)
                 if policy.mode is ConsumeMode.PULL:
+                    self.pops.leave(group)
+                elif not self.receives(group):  # what is left over comes behind, as leases
                     self.pops.forget_group(group)
+                self.groups[group] = replace(known, policy=policy)
                 self.read_quotas.pop(group, None)
                 if policy.read_quota:
                     self.read_quotas[group] = policy.read_quota
@@ -492,6 +511,14 @@ class BrokerState:
             history = self.generations.find(commit.topic, commit.queue_id)
             if history is not None and commit.position.generation >= history.born:
                 self.offsets.restore(commit)
+                self.pulled(commit.group, (commit.topic, commit.queue_id))
+
+    def pulled(self, group: str, key: QueueKey) -> None:
+        """A group has committed: what it did above that when it received may be behind it now."""
+        if self.pops.find(group, key) is not None and not self.receives(group):
+            position = self.offsets.get(group, key)
+            if position is not None:
+                self.pops.pulled(group, key, self.generations.of(*key).settle(position).offset)
 
     def _move_pops(self, queues: Iterable[QueueMoved]) -> None:
         for moved in queues:
@@ -508,7 +535,8 @@ class BrokerState:
         """
         queue = self.pops.find(moved.group, moved.key)
         history = self.generations.find(*moved.key)
-        if moved.is_last and queue is not None and history is not None:
+        receives = self.receives(moved.group)
+        if moved.is_last and queue is not None and history is not None and receives:
             position = Position(history.current, queue.floor)
             self.offsets.restore(CommittedOffset(moved.group, *moved.key, position))
 

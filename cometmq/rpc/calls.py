@@ -37,6 +37,8 @@ _USUAL_KEPT = 7 / 8  # of what a method's largest answer was, at each smaller on
 
 _GrpcContext: TypeAlias = Any  # grpc.aio.ServicerContext, whose types differ from method to method
 Serialize: TypeAlias = Callable[[Any], bytes]
+# Waits until an answer may leave, or raises why none may.
+BeforeAnswer: TypeAlias = Callable[[], Awaitable[None]]
 
 _log = logging.getLogger(__name__)
 
@@ -66,17 +68,34 @@ class Room:
 
 
 class Call:
-    """What methods get as their ``context``. ``serialize``: of the messages of a stream."""
+    """What methods get as their ``context``. ``serialize``: of the messages of a stream;
+    ``before_answer``: of each of them.
+    """
 
-    __slots__ = ("_account", "_answered", "_clock", "_context", "_ledger", "_serialize", "reserved")
+    __slots__ = (
+        "_account",
+        "_answered",
+        "_before_answer",
+        "_clock",
+        "_context",
+        "_ledger",
+        "_serialize",
+        "reserved",
+    )
 
     def __init__(
-        self, context: _GrpcContext, ledger: Ledger, clock: Clock, serialize: Serialize | None
+        self,
+        context: _GrpcContext,
+        ledger: Ledger,
+        clock: Clock,
+        serialize: Serialize | None,
+        before_answer: BeforeAnswer | None,
     ) -> None:
         self._context = context
         self._ledger = ledger
         self._clock = clock
         self._serialize = serialize
+        self._before_answer = before_answer
         self._account = ledger.open(context.peer())
         self._answered = False
         self.reserved = False  # by the method itself
@@ -165,6 +184,8 @@ class Call:
     async def write(self, message: Any) -> None:
         """Send a message of a stream; returns when the peer's window has taken it."""
         ledger, account = self._ledger, self._account
+        if self._before_answer is not None:
+            await self._before_answer()
         if isinstance(message, bytes):
             raw = message
         else:
@@ -239,9 +260,14 @@ class Calls:
         self._looked_s = -math.inf
         self._may_have_grown = True  # since it was looked
 
-    def open(self, context: _GrpcContext, serialize: Serialize | None) -> Call:
+    def open(
+        self,
+        context: _GrpcContext,
+        serialize: Serialize | None,
+        before_answer: BeforeAnswer | None = None,
+    ) -> Call:
         """A call that has just come."""
-        return Call(context, self.ledger, self._clock, serialize)
+        return Call(context, self.ledger, self._clock, serialize, before_answer)
 
     def unary(
         self, method: str, behavior: Callable[[bytes, Any], Awaitable[bytes]]

@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 
 from cometmq import errors
 from cometmq.errors import CometError
-from cometmq.rpc.calls import Calls, Serialize
+from cometmq.rpc.calls import BeforeAnswer, Calls, Serialize
 from cometmq.rpc.interceptors import ERROR_METADATA, short_text, to_proto
 from cometmq.telemetry import fields, logger
 
@@ -44,27 +44,37 @@ Context: TypeAlias = (
 Behavior: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
 
 
-def guard(method: str, handler: Handler, observer: CallObserver | None, calls: Calls) -> Handler:
+def guard(
+    method: str,
+    handler: Handler,
+    observer: CallObserver | None,
+    calls: Calls,
+    before_answer: BeforeAnswer | None = None,
+) -> Handler:
     """``handler`` with errors turned into statuses, and its calls among the bounded ones;
-    ``method`` is its full name.
+    ``method`` is its full name. ``before_answer`` is waited for when an answer, or each message of
+    a stream, is to leave.
     """
     parse, serialize = handler.request_deserializer, handler.response_serializer
     assert parse is not None
     assert serialize is not None
     if handler.unary_unary is not None:
-        unary = calls.unary(
-            method, _parsed(_checked(method, handler.unary_unary), parse, serialize)
-        )
+        behavior = _checked(method, handler.unary_unary)
+        if before_answer is not None:
+            behavior = _answered(behavior, before_answer)
+        unary = calls.unary(method, _parsed(behavior, parse, serialize))
         guarded = _guarded(method, unary, observer, calls, stream=False)
         # The request is read by us: a call counts before it has come.
         return grpc.stream_unary_rpc_method_handler(guarded)
     if handler.unary_stream is not None:
         streaming = _parsed(_checked(method, handler.unary_stream), parse, None)
-        guarded = _guarded(method, streaming, observer, calls, serialize, stream=True)
+        guarded = _guarded(
+            method, streaming, observer, calls, serialize, before_answer, stream=True
+        )
         return grpc.unary_stream_rpc_method_handler(guarded)
     assert handler.stream_stream is not None, f"{method}: answers to a stream are a stream here"
     both = _checked(method, handler.stream_stream)
-    guarded = _guarded(method, both, observer, calls, serialize, stream=True)
+    guarded = _guarded(method, both, observer, calls, serialize, before_answer, stream=True)
     return grpc.stream_stream_rpc_method_handler(guarded, parse)
 
 
@@ -85,6 +95,15 @@ def _checked(method: str, behavior: Any) -> Behavior:
     return checked
 
 
+def _answered(behavior: Behavior, before_answer: BeforeAnswer) -> Behavior:
+    async def call(request: Any, context: Context) -> Any:
+        response = await behavior(request, context)
+        await before_answer()
+        return response
+
+    return call
+
+
 def _parsed(
     behavior: Behavior, parse: Callable[[bytes], Any], serialize: Callable[[Any], bytes] | None
 ) -> Behavior:
@@ -103,11 +122,12 @@ def _guarded(
     observer: CallObserver | None,
     calls: Calls,
     serialize: Serialize | None = None,
+    before_answer: BeforeAnswer | None = None,
     *,
     stream: bool,
 ) -> Any:
     async def guarded(request: Any, context: Context) -> Any:
-        call = calls.open(context, serialize)
+        call = calls.open(context, serialize, before_answer)
         token = observer.started(method, stream=stream) if observer else 0.0
         result = "CANCELLED"  # unless the method gets to its end
         try:

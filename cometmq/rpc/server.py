@@ -16,6 +16,7 @@ import ipaddress
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -25,7 +26,7 @@ from grpc_health.v1.health import aio as health_aio  # type: ignore[import-untyp
 from cometmq.clock import SystemClock
 from cometmq.config import ServiceConfig
 from cometmq.errors import CometError, ConfigInvalid
-from cometmq.rpc.calls import Calls, SilentPeers
+from cometmq.rpc.calls import BeforeAnswer, Calls, SilentPeers
 from cometmq.rpc.descriptors import share_of_connections
 from cometmq.rpc.gate import Gate
 from cometmq.rpc.guard import CallObserver, Handler, guard, refuse
@@ -177,9 +178,13 @@ class RpcServer:
         servicer: S,
         *,
         observer: CallObserver | None = None,
+        before_answers: Mapping[str, BeforeAnswer] = MappingProxyType({}),
     ) -> None:
-        """Serve ``servicer``; ``add_to_server`` is the generated function. Before set_ready."""
-        add_to_server(servicer, _Guarded(self._router, observer, self.calls))
+        """Serve ``servicer``; ``add_to_server`` is the generated function. Before set_ready.
+        ``before_answers``: by full name of a method, what its answers wait for.
+        """
+        guarded = _Guarded(self._router, observer, self.calls, before_answers)
+        add_to_server(servicer, guarded)
 
     async def set_started(self) -> None:
         """Tell that the start is over, though the process may not serve yet."""
@@ -291,10 +296,18 @@ class _Unguarded:
 class _Guarded(_Unguarded):
     """The same for methods of ours: errors become statuses, calls are counted."""
 
-    def __init__(self, router: _Router, observer: CallObserver | None, calls: Calls) -> None:
+    def __init__(
+        self,
+        router: _Router,
+        observer: CallObserver | None,
+        calls: Calls,
+        before_answers: Mapping[str, BeforeAnswer],
+    ) -> None:
         super().__init__(router)
         self._observer = observer
         self._calls = calls
+        self._before_answers = before_answers
 
     def prepare(self, method: str, handler: Handler) -> Handler:
-        return guard(method, handler, self._observer, self._calls)
+        before_answer = self._before_answers.get(method)
+        return guard(method, handler, self._observer, self._calls, before_answer)

@@ -193,7 +193,9 @@ class _Parts:
             in_sync,
             replication.hand_over,
         )
-        self.servicers = Servicers(client_api.servicer, admin, members)
+        self.servicers = Servicers(
+            client_api.servicer, admin, members, writer.storage.until_certain
+        )
         self.collectors: Iterable[Collector] = (
             client_api.collector,
             replication.collector,

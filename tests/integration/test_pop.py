@@ -708,8 +708,71 @@ async def test_a_group_changes_its_mode_and_loses_and_repeats_nothing(tmp_path: 
         assert isinstance((await ack(broker, run.handle))[0], type(None) | HandleInvalid)
 
 
-async def put_mode(broker: BrokerClient, mode: pb.ConsumeMode.ValueType) -> None:
-    settings = pb.GroupSettings(group="G", mode=mode)
+async def pulled(broker: BrokerClient, offset: int, **fields: Any) -> list[bytes]:
+    """What group G gets that pulls from there to the end, and commits all of it."""
+    found: list[bytes] = []
+    while True:
+        answer = await broker.pull("T", 0, offset, group="G", **fields)
+        found += [one.body for one in record.decode_all(answer.records)]
+        if answer.next_position.offset == offset:
+            return found
+        offset = answer.next_position.offset
+        await broker.commit("G", ("T", 0, 0, offset))
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("fields", [{}, {"max_count": 1}, {"filter": common.Filter(sql="TRUE")}])
+async def test_an_ordered_group_that_pulls_again_repeats_nothing_and_keeps_its_order(
+    tmp_path: Path, restarts: bool, fields: dict[str, Any]
+) -> None:
+    """What its members had acknowledged behind others came a second time."""
+    clock = Ahead()
+    async with running_broker(tmp_path, clock=clock) as broker:
+        await send_keys(broker, ["a", "b", "c", "a", "d", "e", "c"])
+        await put_mode(broker, pb.CONSUME_MODE_POP, consume_orderly=True)
+        [run] = (await receive_from(broker, max_count=9)).runs
+        assert _bodies(run) == [b"0", b"1", b"2", b"4", b"5"]
+        done = [pb.AckItem(handle=run.handle, first_offset=one, count=1) for one in (1, 4, 5)]
+        assert await ack(broker, *done) == [None] * 3
+        await put_mode(broker, pb.CONSUME_MODE_PULL, consume_orderly=True)
+        if restarts:
+            broker.crash()
+        else:
+            assert await pulled(broker, 0, **fields) == [b"0", b"2", b"3", b"6"]
+            assert not broker.state.pops.groups(), "nothing is left over"
+            assert await pulled(broker, 0) == numbers(0, 7), "a reader that goes back"
+    if restarts:
+        async with running_broker(tmp_path, clock=clock) as broker:
+            assert (await broker.committed("G", "T", 0)).offset == 0  # type: ignore[union-attr]
+            assert await pulled(broker, 0, **fields) == [b"0", b"2", b"3", b"6"]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_an_ordered_group_that_pulled_for_a_while_receives_the_rest_once(
+    tmp_path: Path, restarts: bool
+) -> None:
+    async with running_broker(tmp_path) as broker:
+        await send_keys(broker, ["a", "b", "c", "a", "d", "e", "c"])
+        await put_mode(broker, pb.CONSUME_MODE_POP, consume_orderly=True)
+        [run] = (await receive_from(broker, max_count=9)).runs
+        done = [pb.AckItem(handle=run.handle, first_offset=one, count=1) for one in (1, 4, 5)]
+        assert await ack(broker, *done) == [None] * 3
+        await put_mode(broker, pb.CONSUME_MODE_PULL, consume_orderly=True)
+        answer = await broker.pull("T", 0, 0, group="G", max_count=1)
+        assert answer.next_position.offset == 1
+        await broker.commit("G", ("T", 0, 0, 1))
+        await put_mode(broker, pb.CONSUME_MODE_POP, consume_orderly=True)
+        if restarts:
+            broker.crash()
+        runs = [] if restarts else await receive_all(broker)
+    if restarts:
+        async with running_broker(tmp_path) as broker:
+            runs = await receive_all(broker)
+    assert sorted(body for one in runs for body in _bodies(one)) == [b"2", b"3"]
+
+
+async def put_mode(broker: BrokerClient, mode: pb.ConsumeMode.ValueType, **policy: Any) -> None:
+    settings = pb.GroupSettings(group="G", mode=mode, **policy)
     await broker.admin.PutGroup(pb.PutGroupRequest(settings=settings))
 
 

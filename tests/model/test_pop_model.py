@@ -20,6 +20,7 @@ from cometmq.messaging.changes import (
     GenerationsRaised,
     GroupPolicyPut,
     GroupPut,
+    OffsetsCommitted,
     OffsetsReset,
     PopsMoved,
     TopicDropped,
@@ -33,7 +34,7 @@ from cometmq.messaging.offsets import CommittedOffset
 from cometmq.messaging.pop import acking, handles
 from cometmq.messaging.pop.handles import Handle
 from cometmq.messaging.pop.leases import Done, Given
-from cometmq.messaging.pop.masks import dense, offsets_of
+from cometmq.messaging.pop.masks import dense, offsets_of, trimmed
 from cometmq.messaging.pop.ordering import QueueKeys
 from cometmq.messaging.state import BrokerState, pop_changes
 from cometmq.model import Position, TopicConfig
@@ -126,7 +127,7 @@ class _Leases(RuleBasedStateMachine):
             for offset in range(first, first + min(count, max(0, window))):
                 self.model.copies[offset].is_done = not mask >> (offset - first) & 1
             if mask:
-                self.give(0, *acking.trimmed(first, mask), visible_ms, 1)
+                self.give(0, *trimmed(first, mask), visible_ms, 1)
             self.state.pops.skip(GROUP, KEY, first + min(count, max(0, window)))
             self.model.seen = queue.next_offset
 
@@ -153,7 +154,7 @@ class _Leases(RuleBasedStateMachine):
             return
         for mask, time_ms, attempt in ((split.taken, visible_ms, 1), (split.waiting, 0, 0)):
             if mask:
-                self.give(0, *acking.trimmed(split.first, mask), time_ms, attempt)
+                self.give(0, *trimmed(split.first, mask), time_ms, attempt)
         self.model.seen = queue.next_offset
 
     def give(
@@ -231,7 +232,7 @@ class _Leases(RuleBasedStateMachine):
         held = self.held(handle, first, count)
         assert list(offsets_of(held, handle.first)) == mine
         if held:
-            done = Done(handle.number, *acking.trimmed(handle.first, held))
+            done = Done(handle.number, *trimmed(handle.first, held))
             assert self.state.pops.finish(GROUP, KEY, done) == len(mine)
             assert self.state.pops.finish(GROUP, KEY, done) == 0
         for offset in mine:
@@ -248,7 +249,7 @@ class _Leases(RuleBasedStateMachine):
         assert lease is not None
         held = self.held(handle, first, count)
         visible_ms = self.now_ms + seconds * 1000
-        self.give(handle.number, *acking.trimmed(handle.first, held), visible_ms, lease.attempt)
+        self.give(handle.number, *trimmed(handle.first, held), visible_ms, lease.attempt)
 
     @precondition(lambda self: self.handles)
     @rule(data=st.data())
@@ -262,10 +263,10 @@ class _Leases(RuleBasedStateMachine):
         assert lease is not None
         attempt, offsets = lease.attempt - 1, list(offsets_of(lease.mask, lease.first))
         visible_ms = self.now_ms if attempt else 0
-        waits = self.give(lease.number, lease.first, lease.mask, visible_ms, attempt, back=True)
+        self.give(lease.number, lease.first, lease.mask, visible_ms, attempt, back=True)
         for offset in offsets:
             copy = self.model.copies[offset]
-            copy.holder, copy.until_ms, copy.tries = waits if attempt else "", visible_ms, attempt
+            copy.holder, copy.until_ms, copy.tries = "waits", visible_ms, attempt
 
     @rule(seconds=st.sampled_from([1, 9, 31]))
     def wait(self, seconds: int) -> None:
@@ -346,6 +347,38 @@ class _Leases(RuleBasedStateMachine):
         self.keys = QueueKeys()
         self.model.seen = min(self.model.seen, start)
 
+    def pull_for_a_while(self, count: int) -> None:
+        """Another mode and back: what is done stays done, and the rest comes in order."""
+        self.end_turn()
+        self.append(GroupPolicyPut(GROUP, GroupPolicy()))
+        offset = self.committed()
+        for _ in range(count):
+            start, stop = self.state.pops.left_over(GROUP, KEY, offset)
+            passed = self.model.copies[offset:start]
+            assert all(copy.is_done for copy in passed), "a message is gone"
+            if start >= len(self.model.copies):
+                break
+            assert (
+                not stop
+                or self.model.copies[stop : stop + 1] == []
+                or (self.model.copies[stop].is_done)
+            )
+            copy = self.model.copies[start]
+            assert not copy.is_done, "an acknowledged message came again"
+            copy.is_done = copy.is_safe = True
+            offset = start + 1
+            self.append(
+                OffsetsCommitted((CommittedOffset(GROUP, *KEY, Position(self.generation, offset)),))
+            )
+        settings = GroupSettings(GROUP, policy=GroupPolicy(mode=ConsumeMode.POP))
+        self.append(*self.state.plan_policy(settings, self.epoch))
+        queue = self.state.pops.find(GROUP, KEY)
+        self.model.seen = offset if queue is None else queue.next_offset
+        for number, copy in enumerate(self.model.copies):
+            if not copy.is_done:
+                self.model.copies[number] = Copy()
+        self.keys = QueueKeys()
+
     @rule(kind=st.integers(0, 6), number=st.integers(0, 15))
     def trouble(self, kind: int, number: int) -> None:
         """One rule, so that most steps are of members."""
@@ -356,6 +389,8 @@ class _Leases(RuleBasedStateMachine):
                 self.lose_the_end(number % 6)
             case 2 if not number:
                 self.make_the_topic_anew()
+            case 3 if self.is_ordered:
+                self.pull_for_a_while(number % 5)
             case _:
                 self.restart(take_back=number % 2 > 0, from_copy=number % 3 == 0)
 
@@ -395,7 +430,7 @@ class _Leases(RuleBasedStateMachine):
             for text in self.handles[before:]:
                 handle = handles.decode(SECRETS, GROUP, text)
                 held = self.held(handle, 0, 0)
-                done = Done(handle.number, *acking.trimmed(handle.first, held))
+                done = Done(handle.number, *trimmed(handle.first, held))
                 self.state.pops.finish(GROUP, KEY, done)
                 for offset in offsets_of(held, handle.first):
                     self.model.copies[offset].is_done = True

@@ -58,6 +58,7 @@ class MessageJudge:
         self.decisions: dict[str, Resolution] = {}
         self._facts: dict[int, Fact] = {}  # by uid
         self._held: dict[int, Held] = {}  # by uid
+        self._giving_epoch = 0  # of the newest writer that gave messages to a receiver
         self._acknowledged: dict[int, Record] = {}  # by uid: as ``Held.told``
 
     # --- messages received ------------------------------------------------------------------------
@@ -65,6 +66,11 @@ class MessageJudge:
     def given(self, writer: Writer, delivery: Delivery) -> None:
         """A member gets these messages."""
         counts, disk = self._world.counts, writer.disk
+        if writer.epoch < self._giving_epoch:
+            raise Violation(
+                f"epoch {writer.epoch} gives messages behind epoch {self._giving_epoch}"
+            )
+        self._giving_epoch = writer.epoch
         counts["received"] += len(delivery.messages)
         now_ms = WALL_MS + round(self._world.now * 1000)
         for one in delivery.messages:

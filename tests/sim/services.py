@@ -211,6 +211,7 @@ class Receiving:
         metrics: Any,
     ) -> None:
         self._writer = writer
+        self._storage = storage
         store: Any = storage
         reader: Any = QueueReader(storage)
         self.groups = Pops(store, keeper, retries, metrics, writer.clock)
@@ -230,7 +231,11 @@ class Receiving:
             invisible_ms,
             ResetTarget(Bound.FIRST),
         )
+        waited = self._storage.waits_for_right
         received = await self._receives.receive(ask, _no_room)
+        self._writer.world.counts["received after a wait for the right to give"] += (
+            self._storage.waits_for_right > waited
+        )
         disk, indexes = self._writer.disk, self._writer.group.indexes
         found = []
         for run in received.runs:

@@ -82,6 +82,7 @@ class Storage:
         self.copies_wanted = 0
         self.sealed = False
         self.flush_wanted = 0
+        self.waits_for_right = 0  # answers that had to wait until no other member could write
         self.authority = self  # it answers for itself
         self.arrivals = Arrivals()  # nobody watches
         self.is_only_writer: Callable[[], bool] = lambda: True
@@ -248,6 +249,7 @@ class Storage:
         return self.is_only_writer()
 
     async def until_certain(self) -> None:
+        self.waits_for_right += not self.is_only_writer()
         await self.stored(0, DurabilityClass.ASYNC)
 
     def bounds(self, key: QueueKey) -> tuple[int, int, int]:

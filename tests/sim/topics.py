@@ -86,7 +86,7 @@ class Topics:
             settings = GroupSettings(
                 group, retry_times_max=RETRY_TIMES_MAX, policy=GroupPolicy(mode=mode)
             )
-            changes: list[Change] = [GroupPut(settings), *state.plan_policy(settings)]
+            changes: list[Change] = [GroupPut(settings), *state.plan_policy(settings, 1)]
             for change in changes:
                 state.apply(change)
         return state

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from cometmq.errors import CATALOGUE
+from cometmq.member.rpc.lease_rights import UNDER_LEASE
 from tests.support.faults.border import services
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +36,23 @@ def _served() -> set[tuple[str, str]]:
 
 def test_the_contract_is_what_is_described_as_served() -> None:
     assert _served() == CONTRACT
+
+
+def test_each_method_needs_the_lease_or_the_document_says_why_not() -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \| (.*) \| (yes|no): .* \|$",
+        _sections()["Which answers need the lease"],
+        flags=re.M,
+    )
+    listed = [(service, name, needs) for service, names, needs in rows for name in _names(names)]
+    assert len(listed) == len({row[:2] for row in listed})
+    assert {row[:2] for row in listed} == CONTRACT
+    needed = {f"/cometmq.v1.{service}/{name}" for service, name, needs in listed if needs == "yes"}
+    assert needed == UNDER_LEASE
+
+
+def _names(cell: str) -> list[str]:
+    return re.findall(r"`(\w+)`", cell)
 
 
 def test_the_contract_names_only_errors_that_exist() -> None:

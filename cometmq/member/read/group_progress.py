@@ -71,6 +71,12 @@ class GroupReads:
         if lock_number:
             self._state.locks.check_pull(group, (topic, queue_id), lock_number)
 
+    def next_wanted(self, group: str, key: QueueKey, offset: int) -> tuple[int, int]:
+        """Where a group that pulls from ``offset`` on goes on, and up to which message; 0: to the
+        end. Before its mode was changed it may have done messages behind others.
+        """
+        return self._state.pops.left_over(group, key, offset)
+
     @property
     def has_quotas(self) -> bool:
         """Whether the clients of any group have a quota."""

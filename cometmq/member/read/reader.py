@@ -46,6 +46,7 @@ END_S_MAX = 1.0  # that one about the end of a queue does
 class PullQuery:
     """What a consumer asks of one queue. ``codes``: low 32 bits of the tag hashes wanted; empty
     = everything. ``program``: the SQL filter instead, None = there is none.
+    ``stop``: messages from there on are not wanted now; 0 = all are.
     """
 
     topic: str
@@ -55,6 +56,7 @@ class PullQuery:
     max_count: int
     max_bytes: int
     program: sql.Program | None = None
+    stop: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +142,9 @@ class Reader:
         records, choice, backlog = b"", Choice([], 0, offset), 0
         if status is PullStatus.FOUND:
             found = self._found if query.program is None else self._found_by_sql
-            records, choice = await found(query, offset, readable, limits, room)
-            assert offset <= choice.next_offset <= readable, "a pull shows readable messages only"
+            end = min(readable, query.stop) if query.stop > offset else readable
+            records, choice = await found(query, offset, end, limits, room)
+            assert offset <= choice.next_offset <= end, "a pull shows readable messages only"
             assert choice.count <= limits[0], "a pull keeps its limit"
             status, backlog = choice.status, self._backlog(query, choice)
             await self._keep_pace(choice)

@@ -15,7 +15,7 @@ from cometmq.member.read.search import Finder, TimeAnswer
 from cometmq.member.rpc import convert
 from cometmq.messaging.groups import check_name as check_group_name
 from cometmq.messaging.topics import is_closed
-from cometmq.model import QueueKey
+from cometmq.model import Position, QueueKey
 from cometmq.names import check_client_id
 from cometmq.rpc.interceptors import to_proto
 from cometmq.rpc.shares import address_of
@@ -63,14 +63,19 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
         )
         is_metered = self._group_reads.has_quotas and self._check_quota(request, context)
         form = convert.form(request.form)
-        query = PullQuery(
-            request.queue.topic,
-            request.queue.queue_id,
+        key, asked = (
+            (request.queue.topic, request.queue.queue_id),
             convert.position(request.position),
+        )
+        start, stop = self._group_reads.next_wanted(request.group, key, asked.offset)
+        query = PullQuery(
+            *key,
+            Position(asked.generation, start),
             tags.codes(convert.filter_tags(request.filter)),
             request.max_count,
             request.max_bytes,
             convert.filter_program(request.filter),
+            stop,
         )
         answer = await self._reader.pull(query, context.room)
         if is_metered:

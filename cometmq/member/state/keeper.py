@@ -305,7 +305,8 @@ class StateKeeper:
             assert settings.name == name
             if before != settings:
                 await self._commit(
-                    self.state.plan_group(settings), *self.state.plan_policy(settings)
+                    self.state.plan_group(settings),
+                    *self.state.plan_policy(settings, self._storage.store.epoch),
                 )
             return settings, before is None
 

@@ -54,12 +54,6 @@ def held_part(
     return held
 
 
-def trimmed(first: int, mask: int) -> tuple[int, int]:
-    """The same messages, with bit 0 for the first of them."""
-    gap = (mask & -mask).bit_length() - 1
-    return first + gap, mask >> gap
-
-
 def next_part(queue: QueueLeases, now_ms: int, count: int) -> tuple[int, int, int, int] | None:
     """What is delivered again next, at most ``count`` messages: (lease number, first, mask,
     attempt); None: nothing is visible.

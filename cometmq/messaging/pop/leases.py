@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cometmq.messaging.pop.masks import shifted
+from cometmq.messaging.pop.masks import shifted, spans_of
 
 OPEN_MAX = 65_536  # messages of a queue that a group may have and has not acknowledged
 _STALE_MAX = 64  # entries of a heap above twice the number of leases
@@ -148,6 +148,28 @@ class QueueLeases:
         high = bisect_left(self._order, (end, 0))
         near = (self._leases[number] for _, number in self._order[low:high])
         return end <= self.next_offset and not any(one.part(first, mask) for one in near)
+
+    def next_open(self, offset: int) -> tuple[int, int]:
+        """The next message from ``offset`` on that is not done, and the first one behind it that
+        is; 0: none is. What lies below the floor is not looked at.
+        """
+        if offset < self.floor:
+            return offset, self.floor
+        later = [
+            (max(first, offset), first + count)
+            for lease in self
+            for first, count in spans_of(lease.mask, lease.first)
+            if first + count > offset
+        ]
+        later.sort()
+        if not later:
+            return max(offset, self.next_offset), 0
+        start, end = later[0]
+        for first, behind in later[1:]:
+            if first != end:
+                break
+            end = behind
+        return start, 0 if end == self.next_offset else end
 
     def give(self, given: Given) -> Lease:
         """Put messages into a lease of its own."""

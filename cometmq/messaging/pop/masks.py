@@ -84,3 +84,9 @@ def lowest(mask: int, count: int) -> int:
 def shifted(mask: int, first: int, base: int) -> int:
     """``mask`` of messages from ``first`` on as one from ``base`` on; lower messages fall out."""
     return mask << (first - base) if first >= base else mask >> (base - first)
+
+
+def trimmed(first: int, mask: int) -> tuple[int, int]:
+    """The same messages, with bit 0 for the first of them."""
+    gap = (mask & -mask).bit_length() - 1
+    return first + gap, mask >> gap

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from cometmq.errors import FlowControl
 from cometmq.messaging.pop.leases import Done, Given, Lease, QueueLeases
+from cometmq.messaging.pop.masks import shifted, trimmed
 from cometmq.model import QueueKey
 
 # The writer's epoch is the upper part of the numbers: no number that a fail-over took back is given
@@ -204,6 +205,42 @@ class PopTable:
                         for one in queue
                     ]
                     yield from _parts(group, key, generation, queue.next_offset, given, ())
+
+    # --- groups that receive no more, and again ---
+
+    def leave(self, group: str) -> None:
+        """The group pulls from now on. What is done behind messages that are not stays known: see
+        :meth:`left_over`.
+        """
+        for key, queue in self.of_group(group).items():
+            if not queue.open_count:
+                self.forget(group, key)
+
+    def left_over(self, group: str, key: QueueKey, offset: int) -> tuple[int, int]:
+        """As :meth:`QueueLeases.next_open`, for a group that pulls."""
+        queue = self.find(group, key)
+        return (offset, 0) if queue is None else queue.next_open(offset)
+
+    def pulled(self, group: str, key: QueueKey, offset: int) -> None:
+        """A group that pulls has done everything before ``offset``."""
+        queue = self.find(group, key)
+        if queue is not None and offset >= queue.next_offset:
+            self.forget(group, key)
+
+    def as_waiting(
+        self, group: str, key: QueueKey, generation: int, offset: int, epoch: int
+    ) -> QueueMoved:
+        """What is left over from ``offset`` on, for a group that receives again: messages that
+        wait, in leases of this epoch.
+        """
+        queue = self._groups[group][key]
+        given: list[Given] = []
+        for lease in sorted(queue, key=lambda one: one.first):
+            first, mask = lease.first, shifted(lease.mask, lease.first, max(lease.first, offset))
+            if mask:
+                first, mask = trimmed(max(first, offset), mask)
+                given.append(Given(self.next_number(epoch), 0, first, mask, 0, 0))
+        return QueueMoved(group, key, generation, max(offset, queue.next_offset), tuple(given))
 
     # --- what ends leases otherwise ---
 

@@ -313,7 +313,9 @@ class GroupCoordinator(GroupReads):
         history = self._state.generations.of(topic, queue_id)
         key = (topic, queue_id)
         self._used(group)
-        return self._state.offsets.commit(group, key, position, history, view.max_offset)
+        kept = self._state.offsets.commit(group, key, position, history, view.max_offset)
+        self._state.pulled(group, key)
+        return kept
 
     def begin(self, group: str, topic: str, queue_id: int, position: Position) -> Position:
         """As :meth:`commit`, where the group has no position yet; the one that it has stays."""
@@ -328,7 +330,7 @@ class GroupCoordinator(GroupReads):
         ``lock_number`` 0: the member consumes without locks.
         """
         key = (topic, queue_id)
-        if self._state.pops.find(group, key) is not None:
+        if self._state.pops.find(group, key) is not None and self._state.receives(group):
             raise GroupModeMismatch(
                 f"group {group} receives: what its members acknowledge is its position"
             )

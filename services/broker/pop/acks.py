@@ -13,6 +13,7 @@ from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.pop import acking, handles
 from cometmq.messaging.pop.handles import Handle
 from cometmq.messaging.pop.leases import Done, Lease, QueueLeases
+from cometmq.messaging.pop.masks import trimmed
 from services.broker.pop.groups import PopGroups
 
 ITEMS_MAX = 1_024
@@ -180,7 +181,7 @@ class AckService:
             if held.queue.find(held.lease.number) is not held.lease or not mask:
                 raise HandleInvalid("the messages of this handle came again")
             lease = held.lease
-            first, mask = acking.trimmed(lease.first, mask)
+            first, mask = trimmed(lease.first, mask)
             await self._groups.send_away(
                 group, key, lease, first, mask, level, 0 if level else max(1, delay_ms)
             )
@@ -205,7 +206,7 @@ class AckService:
         assert queue is not None
         lease = queue.find(handle.number)
         assert lease is not None
-        first, mask = acking.trimmed(handle.first, mask)
+        first, mask = trimmed(handle.first, mask)
         return _Held(handle, queue, first, mask, lease)
 
 

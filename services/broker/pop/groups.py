@@ -227,9 +227,9 @@ class PopGroups:
 
     @asynccontextmanager
     async def leaving(self, group: str) -> AsyncIterator[None]:
-        """The group is about to pull instead. What its members have comes in its retry topic,
-        so that nothing that they acknowledged comes a second time; but a group that consumes in
-        order goes on at its floor.
+        """The group is about to pull instead, and gets nothing a second time that its members have
+        acknowledged. What they have comes in its retry topic; or in its place, for a group that
+        consumes in order: it goes on at its floor, and pulls pass over what is done.
         """
         if group in self._leaving:
             raise GroupModeMismatch(f"group {group}: its mode is being changed")
@@ -249,7 +249,9 @@ class PopGroups:
 
     async def _hand_over(self, group: str, key: QueueKey, queue: QueueLeases) -> None:
         for lease in list(queue):
-            if queue.find(lease.number) is lease:
+            # A reset is final: nothing of before is sent away behind it.
+            is_there = self.pops.find(group, key) is queue
+            if is_there and queue.find(lease.number) is lease:
                 await self.send_away(group, key, lease, lease.first, lease.mask, LEVEL_NEXT)
 
     def forget_group(self, group: str) -> None:

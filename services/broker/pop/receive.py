@@ -18,7 +18,7 @@ from cometmq.messaging import retry
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.pop import acking
 from cometmq.messaging.pop.leases import OPEN_MAX, Done, Lease, QueueLeases
-from cometmq.messaging.pop.masks import dense, lowest, mask_of_offsets, offsets_of
+from cometmq.messaging.pop.masks import dense, lowest, mask_of_offsets, offsets_of, trimmed
 from cometmq.messaging.pop.ordering import ORDERED_OPEN_MAX
 from cometmq.messaging.pull import PullStatus
 from cometmq.model import RETRY_PREFIX, Position, QueueKey
@@ -172,6 +172,7 @@ class ReceiveService:
                 keys = await self._keys(ask)
                 await self._fill(call, keys)
             await self._hand_out(call)
+            await self._written()
         except CometError:  # the member gets nothing: others may
             for one in call.taken:
                 self._give_back(ask.group, one.key, one.queue, one.lease)
@@ -180,7 +181,6 @@ class ReceiveService:
         finally:  # a member that did not wait for the answer asks again
             if ask.attempt_id and call.taken:
                 self._keep(ask, [(one.key, one.lease.number) for one in call.taken])
-        await self._written()
         if len(keys) == QUEUES_PER_CALL_MAX:  # there may be something in others
             call.answer.again_ms = min(call.answer.again_ms or AGAIN_MS, AGAIN_MS)
         if call.answer.runs or call.answer.has_more:
@@ -194,6 +194,11 @@ class ReceiveService:
         """
         if call.taken:
             await self._room(call)
+            if call.settings.policy.is_orderly:
+                # A successor that does not know what freed a key would give an earlier message of
+                # it to another member.
+                topics = {one.key[0] for one in call.taken}
+                await self._groups.keeper.pops_stored(topics)
         await self._storage.until_certain()
         if not call.taken:
             return
@@ -462,7 +467,7 @@ class ReceiveService:
             _log.warning("dead letters wait", extra=about)
             held = lease.part(first, mask)
             if held and self._groups.pops.find(group, key) is queue:
-                first, mask = acking.trimmed(lease.first, held)
+                first, mask = trimmed(lease.first, held)
                 again_ms = self._groups.now_ms() + BURY_AGAIN_MS
                 self._groups.give(group, key, lease.number, first, mask, again_ms, lease.attempt)
 
@@ -628,10 +633,10 @@ class ReceiveService:
             if last <= new[-1][0]:  # as many as are wanted came before the end
                 looked_at = last
         if split is not None and split.waiting:
-            first, mask = acking.trimmed(split.first, split.waiting)
+            first, mask = trimmed(split.first, split.waiting)
             self._groups.give(call.ask.group, key, 0, first, mask, 0, 0)
         if split is not None and split.taken:
-            first, mask = acking.trimmed(split.first, split.taken)
+            first, mask = trimmed(split.first, split.taken)
             spans = [start_of[offset] for offset in offsets_of(mask, first)]
             records = b"".join(answer.records[at:end] for at, end in spans)
             self._take(call, key, queue, 0, first, mask, 1, records)

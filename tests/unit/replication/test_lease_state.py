@@ -78,6 +78,25 @@ def test_a_tenure_begins_with_its_epoch() -> None:
     assert state.record == begun
 
 
+def test_a_writer_that_may_have_released_its_lease_is_not_the_only_one() -> None:
+    """It answered lock renewals while its successor wrote."""
+    state = LeaseState(HELD)
+    renewed = state.renewal()
+    state.sent(renewed, 0.0)
+    state.written(renewed)
+    assert state.is_valid(0.1, never)
+    released = state.release(1, 100)
+    state.sent(released, 0.2)
+    assert not state.is_valid(0.3, never), "it may have been written"
+    again = state.renewal()
+    state.sent(again, 0.4)
+    state.written(again)
+    assert state.is_valid(0.5, never), "the release is void"
+    state.sent(released, 0.6)
+    state.written(released)
+    assert not state.is_valid(0.7, never)
+
+
 def test_a_release_is_known_again() -> None:
     state = LeaseState(HELD)
     released = state.release(1, 100)

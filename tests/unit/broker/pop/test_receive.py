@@ -13,10 +13,12 @@ from unittest import mock
 
 import pytest
 
-from cometmq.errors import AnswersUnread, BrokerDraining, GroupNotFound, TopicNotFound
+from cometmq.errors import AnswersUnread, BrokerDraining, DiskFull, GroupNotFound, TopicNotFound
+from cometmq.member.state.keeper import StateKeeper
+from cometmq.member.storage.authority import Replicated
 from cometmq.messaging.changes import OffsetsReset
 from cometmq.messaging.offsets import CommittedOffset
-from cometmq.model import Position
+from cometmq.model import Position, ReplicationMode, TopicConfig
 from services.broker.pop import receive
 from services.broker.retry.retries import RetryService
 from tests.support.cluster.pop_parts import ASK, KEY, Pop, Room, living_pop
@@ -262,3 +264,44 @@ async def test_messages_without_a_key_wait_for_nobody(orderly: Pop) -> None:
     again = await pop.receive(max_count=9)
     assert [run.attempt for run in again.runs] == [2]
     assert again.count == 3, "those without a key wait for nobody the second time either"
+
+
+@pytest.mark.parametrize("is_orderly", [True, False])
+async def test_a_key_is_given_on_when_followers_know_what_freed_it(
+    tmp_path: Path, is_orderly: bool
+) -> None:
+    """A successor gave the message before it to another member, out of order. Groups without order
+    do not wait: their messages may come to two members after a fault.
+    """
+    async with living_pop(tmp_path, orderly=is_orderly) as pop:
+        copied = TopicConfig("T", 1, 1, replication_mode=ReplicationMode.APPENDED)
+        await pop.member.keeper.put_topic(copied)
+        await pop.send(b"0", b"1", key="k")
+        mine = await pop.receive()
+        await pop.member.on_disk()
+        authority, end = pop.member.set_authority, pop.member.store.appended_offset
+        authority.set_replicated(Replicated(end, end, is_alone=False))
+        acked = asyncio.create_task(pop.ack(mine))
+        await until(lambda: pop.member.store.appended_offset > end)
+        received = asyncio.create_task(pop.receive())
+        appended = pop.member.store.appended_offset
+        await until(lambda: pop.member.store.appended_offset > appended)
+        await pop.member.on_disk_alone()
+        assert not acked.done()
+        assert received.done() is not is_orderly
+        end = pop.member.store.appended_offset
+        authority.set_replicated(Replicated(end, end, is_alone=False))
+        pop.member.storage.settle()
+        assert await acked == [None]
+        assert (await received).count == 1
+
+
+async def test_a_receive_that_cannot_be_written_gives_its_messages_back(pop: Pop) -> None:
+    await pop.send(b"0")
+    with (
+        mock.patch.object(StateKeeper, "pops_written", side_effect=DiskFull("no room")),
+        pytest.raises(DiskFull),
+    ):
+        await pop.receive()
+    [run] = (await pop.receive()).runs
+    assert run.attempt == 1
