@@ -432,6 +432,14 @@ class GroupOptions(ConsumerOptions):
         1024 * _MIB,
         "Record bytes asked of one broker group that have not come yet; more pulls wait.",
     )
+    memory_bytes_max: int = _option(
+        256 * _MIB,
+        1024,
+        1024 * 1024 * _MIB,
+        "Record bytes of all queues that wait, are in work or were asked for; above it nothing is "
+        "pulled. A queue holds no more than what is free.",
+        "pullThresholdSizeForTopic",
+    )
     session_ms: int = _option(
         0,
         0,

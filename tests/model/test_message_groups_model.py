@@ -16,6 +16,7 @@ from cometmq.client.group.queue_locks import Lock
 from cometmq.client.messages import Later, OrderBy, PullBatch, PullOutcome
 from cometmq.client.options import PushConsumerOptions
 from cometmq.client.reading.fetcher import Fetcher
+from cometmq.client.reading.memory import Memory
 from cometmq.client.reading.progress import Progress
 from cometmq.client.received import ReceivedMessage
 from cometmq.client.remote.rates import Rates
@@ -53,6 +54,7 @@ class _Tasks:
 class _Fetcher:
     queue = QUEUE
     position = START
+    memory = Memory(1 << 30).share()
 
 
 class _Workers:

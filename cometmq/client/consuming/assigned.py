@@ -92,7 +92,7 @@ class AssignedQueue:
     async def _read_on(self) -> None:
         position = await self._fetcher.locate()
         if self._progress is None:
-            self._progress = Progress(position)
+            self._progress = Progress(position, self._fetcher.memory.hold)
         while True:
             while self._full(self._progress):
                 await self._change()
@@ -201,6 +201,7 @@ class AssignedQueue:
             )
         else:
             await self._pass_filtered()
+        self._fetcher.memory.hold(0)
 
     async def _drain(self) -> None:
         self.closed = True

@@ -77,8 +77,8 @@ class PolledQueues:
     async def rest(self, queues: Collection[QueueRef]) -> None:
         """Polls hand out nothing of these queues; what was fetched is forgotten."""
         self._resting |= {*queues}
-        for queue in queues:
-            await self._stop_fetching(queue)
+        for fetcher in [self._fetchers[queue] for queue in queues]:
+            await self._stop_fetching(fetcher)
         self._changed.set()
 
     def go_on(self, queues: Collection[QueueRef]) -> None:
@@ -88,19 +88,18 @@ class PolledQueues:
 
     async def remove(self, queues: Collection[QueueRef]) -> None:
         """These queues are polled no more."""
-        for queue in queues:
-            self._fetchers.pop(queue, None)  # else a poll that waits would fetch again
-        for queue in queues:
-            await self._stop_fetching(queue)
+        # First, else a poll that waits would fetch again.
+        for fetcher in [self._fetchers.pop(queue) for queue in queues if queue in self._fetchers]:
+            await self._stop_fetching(fetcher)
             for known in (self._begins, self.polled, self.done):
-                known.pop(queue, None)
+                known.pop(fetcher.queue, None)
         self._paused -= {*queues}
         self._resting -= {*queues}
 
     async def seek(self, queue: QueueRef, position: Position) -> None:
         """The next poll of the queue begins there. QueueNotFound."""
         fetcher = self.fetcher(queue)
-        await self._stop_fetching(queue)
+        await self._stop_fetching(fetcher)
         fetcher.position = position
         for known in (self.polled, self.done, self._begins):
             known.pop(queue, None)
@@ -168,7 +167,9 @@ class PolledQueues:
     def _start_fetching(self, queue: QueueRef) -> None:
         async def fetch(fetcher: Fetcher) -> PullBatch:
             self._begins[queue] = await fetcher.locate()
-            return await fetcher.fetch()
+            batch = await fetcher.fetch()
+            fetcher.memory.hold(batch.size_bytes)  # until it is polled
+            return batch
 
         self._fetching[queue] = asyncio.create_task(fetch(self._fetchers[queue]))
 
@@ -179,6 +180,7 @@ class PolledQueues:
                 continue
             if queue in self._fetching and self._fetching[queue].done():
                 self._fetchers[queue] = self._fetchers.pop(queue)
+                self._fetchers[queue].memory.hold(0)
                 batch = self._fetching.pop(queue).result()
                 self.polled[queue] = batch.next_position
                 self._start_fetching(queue)
@@ -187,7 +189,8 @@ class PolledQueues:
                 self.done[queue] = batch.next_position
         return []
 
-    async def _stop_fetching(self, queue: QueueRef) -> None:
+    async def _stop_fetching(self, fetcher: Fetcher) -> None:
         """Cancels the fetch that runs, and forgets what it found."""
-        if queue in self._fetching:
-            await stop_all([self._fetching.pop(queue)])
+        if fetcher.queue in self._fetching:
+            await stop_all([self._fetching.pop(fetcher.queue)])
+            fetcher.memory.hold(0)

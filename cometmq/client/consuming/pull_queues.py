@@ -15,6 +15,7 @@ from cometmq.client.names import of
 from cometmq.client.options import PullConsumerOptions
 from cometmq.client.reading.fetcher import Fetcher
 from cometmq.client.reading.long_poller import LongPoller
+from cometmq.client.reading.memory import Memory
 from cometmq.client.reading.offsets import BrokerCalls
 from cometmq.client.reading.positions import (
     Answers,
@@ -55,6 +56,7 @@ class PullQueues:
         self._store = store
         self._events = QueueEvents(listener, options.drain_timeout_ms / 1000)
         self._budget = PullBudget(options.pull_bytes_in_flight_max)
+        self._memory = Memory(options.memory_bytes_max)
         self._positions = self._kept(alone=True)
         self._is_member = False
         self._committed: dict[QueueRef, Position] = {}
@@ -82,7 +84,13 @@ class PullQueues:
         """Exactly these are read now."""
         for queue in queues:
             fetcher = Fetcher(
-                self._calls, queue, wanted, self._options, self._positions.start, self._budget
+                self._calls,
+                queue,
+                wanted,
+                self._options,
+                self._positions.start,
+                self._budget,
+                self._memory.share(),
             )
             self.polled.add(fetcher)
 
@@ -128,6 +136,7 @@ class PullQueues:
                 self._options,
                 self._positions.start,
                 self._budget,
+                self._memory.share(),
                 self._long_poller,
             )
             self.polled.add(fetcher, resting=True)

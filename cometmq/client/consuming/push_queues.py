@@ -15,6 +15,7 @@ from cometmq.client.messages import MessageModel
 from cometmq.client.options import PushConsumerOptions
 from cometmq.client.reading.fetcher import Fetcher
 from cometmq.client.reading.long_poller import LongPoller
+from cometmq.client.reading.memory import Memory
 from cometmq.client.reading.offsets import BrokerCalls
 from cometmq.client.reading.positions import (
     GroupPositions,
@@ -62,6 +63,7 @@ class PushQueues:
         holder = f"{options.client_id[:LOCK_NAME_LENGTH_MAX]} {instance_id}"
         self._locks = QueueLocks(calls, holder, self._locks_lost) if options.orderly else None
         self._budget = PullBudget(options.pull_bytes_in_flight_max)
+        self._memory = Memory(options.memory_bytes_max)
         self._positions = self._kept_at(store, own_calls)
         self._assigned: dict[QueueRef, AssignedQueue] = {}
         self._leaving: list[AssignedQueue] = []  # revoked, not yet committed
@@ -151,6 +153,7 @@ class PushQueues:
             options,
             self._positions.start,
             self._budget,
+            self._memory.share(),
             self._long_poller,
             lock_number,
         )

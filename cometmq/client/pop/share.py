@@ -18,6 +18,7 @@ from cometmq.client.pop.calls import Lease, LeasedRun, PopAnswer, PopCalls
 from cometmq.client.pop.member import PopMember
 from cometmq.client.pop.settler import PopSettler
 from cometmq.client.reading.long_poller import LongPoller
+from cometmq.client.reading.memory import Memory, MemoryShare
 from cometmq.client.reading.offsets import BrokerCalls
 from cometmq.client.reading.progress import AnyRun, Run
 from cometmq.client.received import ReceivedMessage
@@ -75,14 +76,14 @@ class _Received:
         """No work is left with these messages."""
         self._count_ended(start, stop)
         if self.run.low == self.run.limit:
-            self._source.received.pop(self, None)
+            self._source.forget(self)
         self._source.ended.set()
 
     def lost(self) -> None:
         """Its messages come again: workers drop what they have not begun, and tell nobody."""
         self._count_ended(0, self.run.limit)
         if not self.running:  # a stop waits for calls that run
-            self._source.received.pop(self, None)
+            self._source.forget(self)
         self._source.ended.set()
 
     def _count_ended(self, start: int, stop: int) -> None:
@@ -92,16 +93,32 @@ class _Received:
 class _Source:
     """One broker group. ``open_count``: messages that are not done."""
 
-    def __init__(self, settler: PopSettler) -> None:
+    def __init__(self, settler: PopSettler, memory: MemoryShare) -> None:
         self.settler = settler
+        self.memory = memory
         self.open_count = 0
         self.received: dict[_Received, None] = {}
+        self._held_bytes = 0
         self.asking: asyncio.Task[_Answers] | None = None  # receives on their way
         self.ended = asyncio.Event()  # a listener call has ended
         self.sooner = asyncio.Event()  # messages may come back before the last answer said so
         self.received_s: float | None = None  # when a call was answered last
         self.is_closed = False
         self.is_blocked = False  # messages wait for others of their message group
+
+    def take(self, received: _Received) -> None:
+        """Its messages are in work."""
+        self.received[received] = None
+        self.open_count += received.run.limit
+        self._held_bytes += received.run.bytes_count
+        self.memory.hold(self._held_bytes)
+
+    def forget(self, received: _Received) -> None:
+        """Its messages are in work no more."""
+        if received in self.received:
+            del self.received[received]
+            self._held_bytes -= received.run.bytes_count
+            self.memory.hold(self._held_bytes)
 
     def was_lost(self, lease: Lease) -> None:
         """There is room for other messages in place of the lease's."""
@@ -150,6 +167,7 @@ class PopShare:
         self._arrivals = PopArrivals(calls, options, long_poller, self._subscriptions)
         self._member = PopMember(options, calls, self._pop, self._subscriptions)
         self._sources: dict[str, _Source] = {}
+        self._memory = Memory(options.memory_bytes_max)
         self._feeding: list[asyncio.Task[None]] = []
         self._settling: list[asyncio.Task[None]] = []
         self._tasks: Tasks | None = None
@@ -222,7 +240,7 @@ class PopShare:
         for broker_group in self._pop.broker_groups():
             if broker_group not in self._sources and self._tasks is not None:
                 settler = PopSettler(self._pop, self._calls, broker_group)
-                source = self._sources[broker_group] = _Source(settler)
+                source = self._sources[broker_group] = _Source(settler, self._memory.share())
                 settler.on_told, settler.on_lost = source.was_told, source.was_lost
                 feed = self._tasks.start(self._feed(broker_group, source), f"pop {broker_group}")
                 settle = self._tasks.start(settler.run(), f"settle at {broker_group}")
@@ -290,12 +308,18 @@ class PopShare:
                 await source.ended.wait()
                 continue
             source.sooner.clear()
-            calls = [
-                self._pop.receive(broker_group, count, options.pop_invisible_ms)
-                for _ in range(min(call_count, room // count))
-            ]
-            source.asking = asyncio.create_task(_all_of(calls))
-            answers, error = await asyncio.shield(source.asking)
+            asked_bytes = each_bytes = await source.memory.ask(options.pull_bytes_max)
+            try:
+                calls = [self._pop.receive(broker_group, count, options.pop_invisible_ms)]
+                while len(calls) < min(call_count, room // count) and source.memory.try_ask(
+                    each_bytes
+                ):
+                    asked_bytes += each_bytes
+                    calls.append(self._pop.receive(broker_group, count, options.pop_invisible_ms))
+                source.asking = asyncio.create_task(_all_of(calls))
+                answers, error = await asyncio.shield(source.asking)
+            finally:
+                source.memory.answered(asked_bytes)
             source.asking = None
             for run in (run for answer in answers for run in answer.runs):
                 self._take(source, run)
@@ -335,8 +359,7 @@ class PopShare:
             source.settler.done(leased.lease, passed - {one.queue_offset for one in kept})
         if kept:
             received = _Received(source, leased, kept, tally)
-            source.received[received] = None
-            source.open_count += len(kept)
+            source.take(received)
             self._workers.push(Work(received, received.run, kept))
 
     # --- what the listener could not do -----------------------------------------------------------

@@ -14,6 +14,7 @@ from cometmq.client.messages import PullBatch, PullOutcome
 from cometmq.client.names import of
 from cometmq.client.options import GroupOptions, backoff_policy
 from cometmq.client.reading.long_poller import LongPoller
+from cometmq.client.reading.memory import MemoryShare
 from cometmq.client.reading.offsets import (
     BrokerCalls,
     position_from_proto,
@@ -137,12 +138,14 @@ class Fetcher:
         options: GroupOptions,
         start: Callable[[QueueRef], Awaitable[Position]],
         budget: PullBudget,
+        memory: MemoryShare,
         long_poller: LongPoller | None = None,
         lock_number: int = 0,
     ) -> None:
-        """``start`` returns where to begin. ``budget`` is the consumer's. With ``long_poller`` a
-        queue that has nothing is waited for at a pullhold, without or while there is none by
-        polling. ``lock_number``: of a queue that is read in order.
+        """``start`` returns where to begin. ``budget`` is the consumer's. In ``memory`` the caller
+        holds what :meth:`fetch` returns, from the same turn of the event loop on. With
+        ``long_poller`` a queue that has nothing is waited for at a pullhold, without or while there
+        is none by polling. ``lock_number``: of a queue that is read in order.
         """
         self.queue = queue
         self.position: Position | None = None  # None: not known yet
@@ -158,6 +161,7 @@ class Fetcher:
         self._lock_number = lock_number
         self._start = start
         self._budget = budget
+        self.memory = memory
         self._worth_bytes = PULL_BYTES_MIN  # of the next pull
         self._parked = False  # nothing is there: the next pull is for a pullhold
         self._refused = False  # the last hold was
@@ -231,6 +235,7 @@ class Fetcher:
             lock_number=self._lock_number,
         )
         while self._parked:
+            self.memory.answered(await self.memory.ask(PULL_BYTES_MIN))
             response = await self._hold(request)
             if response is not None:
                 self._empty_polls = 0
@@ -241,15 +246,20 @@ class Fetcher:
         return self._took(await self._pull(request), position)
 
     async def _pull(self, request: broker_pb2.PullRequest) -> Pulled:
-        """Asks the broker, for as many of the bytes as may be in flight."""
+        """Asks the broker, for as many of the bytes as there is room for, and as may be in
+        flight.
+        """
         budget, broker_group = self._budget, self.queue.broker_group
-        wanted_bytes = min(request.max_bytes, self._worth_bytes)
-        size_bytes = await budget.reserve(broker_group, wanted_bytes)
+        asked_bytes = await self.memory.ask(min(request.max_bytes, self._worth_bytes))
         try:
-            request.max_bytes = size_bytes
-            return await self._calls.pull(broker_group, request, self._suggested)
+            size_bytes = await budget.reserve(broker_group, asked_bytes)
+            try:
+                request.max_bytes = size_bytes
+                return await self._calls.pull(broker_group, request, self._suggested)
+            finally:
+                budget.release(broker_group, size_bytes)
         finally:
-            budget.release(broker_group, size_bytes)
+            self.memory.answered(asked_bytes)
 
     def _took(self, pulled: Pulled, position: Position) -> PullBatch:
         self.pulled_s = asyncio.get_running_loop().time()

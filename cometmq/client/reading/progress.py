@@ -9,7 +9,7 @@ is still in work, in whatever order the messages finish. Pure: no I/O, no time.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cometmq.model import Position
 
@@ -109,10 +109,11 @@ AnyRun = Run | RunPart
 
 class Progress:
     """One queue's window. ``count`` and ``bytes_count`` say what it holds; both are 0 when all is
-    done.
+    done. ``on_bytes`` hears of each change of the latter.
     """
 
-    def __init__(self, start: Position) -> None:
+    def __init__(self, start: Position, on_bytes: Callable[[int], None] = lambda _: None) -> None:
+        self._on_bytes = on_bytes
         self._runs: list[Run] = []
         self._start = start  # where the next run begins
         self._done = start  # what is committable when no run is left
@@ -147,6 +148,7 @@ class Progress:
         self._runs.append(run)
         self.count += len(offsets)
         self.bytes_count += bytes_count
+        self._on_bytes(self.bytes_count)
         self._drop_finished()
         return run
 
@@ -192,6 +194,7 @@ class Progress:
             run.cut(-1)
         self._runs.clear()
         self.count = self.bytes_count = 0
+        self._on_bytes(0)
         self._start = self._done = position
 
     def _drop_finished(self) -> None:
@@ -204,6 +207,7 @@ class Progress:
             last = runs[done - 1]
             self._done = Position(last.generation, last.next_offset)
             del runs[:done]
+            self._on_bytes(self.bytes_count)
         if not runs:
             self._done = self._start
             assert self.count == 0

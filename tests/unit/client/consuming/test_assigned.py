@@ -11,6 +11,7 @@ from cometmq.client.consuming.listener import Workers
 from cometmq.client.messages import PullBatch, PullOutcome
 from cometmq.client.options import PushConsumerOptions
 from cometmq.client.reading.fetcher import Fetcher
+from cometmq.client.reading.memory import Memory
 from cometmq.client.received import ReceivedMessage
 from cometmq.format.record import encode
 from cometmq.model import Position, QueueRef
@@ -30,6 +31,7 @@ class FakeBroker:
 
     def __init__(self) -> None:
         self.queue = QueueRef("T", 0, "g")
+        self.memory = Memory(1 << 30).share()
         self.position: Position | None = Position(1, 0)
         self.pulled_s: float | None = None
         self.handed_out = 0
