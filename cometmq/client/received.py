@@ -122,6 +122,14 @@ class ReceivedMessage:
         return self._properties
 
     @property
+    def user_properties(self) -> dict[str, str]:
+        """Those that an application set, and ``Message(properties=…)`` takes: without the system's,
+        tag, keys and sharding key, which have fields of their own, and without what made it a
+        request. A new dict at each look.
+        """
+        return property_codec.of_application(self.properties)
+
+    @property
     def raw_properties(self) -> bytes:
         """All properties, as they are stored."""
         return self._record.raw_properties

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 
 from cometmq.errors import PropertiesInvalid, PropertiesTooLarge, PropertyReserved
+from cometmq.format.request_reply import CORRELATION_ID, MSG_TYPE, REPLY_TO_CLIENT, TTL
 from cometmq.model import PROPERTIES_BYTES_MAX
 
 KEYS = "KEYS"
@@ -21,6 +22,7 @@ SHARDING_KEY = "__SHARDINGKEY"  # messages of one key go to one queue
 RETRY_TOPIC = "RETRY_TOPIC"  # of a message that was sent back: the topic that it was sent to first
 _SHARDING_KEY = f"{SHARDING_KEY}\x01".encode()
 ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"  # of the same: the id that it had at first
+FIELD_NAMES = frozenset((KEYS, SHARDING_KEY, TAGS, UNIQ_KEY))  # fields of Message, or ours
 KEY_SEPARATOR = " "  # between the keys inside the value of KEYS
 
 RESERVED = frozenset(
@@ -161,6 +163,21 @@ def clean_text(buffer: bytes, start: int, end: int) -> re.Match[bytes] | None:
 def is_reserved(name: str) -> bool:
     """Whether a property name is the broker's own."""
     return name in RESERVED or name.startswith(RESERVED_PREFIX)
+
+
+def of_application(properties: Mapping[str, str]) -> dict[str, str]:
+    """Those of a stored record that an application set and may send again. Pairs that RocketMQ
+    takes and a producer of ours may not send are left out: empty ones, and values with a separator.
+    """
+    left_out = FIELD_NAMES
+    if CORRELATION_ID in properties and REPLY_TO_CLIENT in properties:
+        left_out |= {CORRELATION_ID, REPLY_TO_CLIENT, TTL, MSG_TYPE}
+    return {
+        name: value
+        for name, value in properties.items()
+        if name and value and "\x01" not in value and name not in left_out
+        if not is_reserved(name)
+    }
 
 
 def verify(properties: bytes) -> bytes:

@@ -20,6 +20,7 @@ from cometmq.errors import (
 from cometmq.format.compression import SYS_FLAG_COMPRESSION
 from cometmq.format.ids import UNIQUE_ID_COUNTER_MAX, UniqueIds
 from cometmq.format.properties import (
+    FIELD_NAMES,
     KEY_SEPARATOR,
     KEYS,
     RESERVED,
@@ -47,11 +48,9 @@ _COUNTER_BYTES = 9  # eight digits and the separator behind them
 _ID_PROPERTY = f"{UNIQ_KEY}\x01".encode()
 _ID_PROPERTY_BYTES = len(_ID_PROPERTY) + _UNIQUE_ID_DIGITS + 1
 _OWN_PROPERTIES_BYTES_MAX = PROPERTIES_BYTES_MAX - _ID_PROPERTY_BYTES
-# Carried by fields of Message, or ours.
-_OWN_NAMES = frozenset((KEYS, SHARDING_KEY, TAGS, UNIQ_KEY))
 # Names that no property of an application has, each behind its length in one byte.
 _NOT_OWN_NAMES = b"".join(
-    bytes((len(name),)) + name.encode() for name in sorted(_OWN_NAMES | RESERVED)
+    bytes((len(name),)) + name.encode() for name in sorted(FIELD_NAMES | RESERVED)
 )
 
 
@@ -76,7 +75,7 @@ def encode_application_properties(message: Message) -> bytes:
     tag = encode_tag(message.tag)
     pairs = dict(message.properties)
     for name in pairs:
-        if name in _OWN_NAMES or is_reserved(name):
+        if name in FIELD_NAMES or is_reserved(name):
             raise PropertyReserved(f"Property name {name!r} is reserved.")
     if message.keys:
         check_keys(message.keys)

@@ -9,16 +9,17 @@ import zlib
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from cometmq import native
 from cometmq.client import received
 from cometmq.client.received import ReceivedMessage
+from cometmq.client.sending.encoder import encode_application_properties
 from cometmq.errors import BodyCompressionInvalid
-from cometmq.format.properties import tag_of
+from cometmq.format.properties import FIELD_NAMES, RESERVED, STORED_FRAMING, tag_of, verify
 from cometmq.format.record import decode, encode
-from cometmq.model import QueueRef
+from cometmq.model import Message, QueueRef
 
 QUEUE = QueueRef("T", 3, "g1")
 PROPERTIES = b"UNIQ_KEY\x01ID\x02KEYS\x01k1 k2\x02TAGS\x01A\x02p\x01v\x02__SHARDINGKEY\x01s\x02"
@@ -109,6 +110,33 @@ def test_a_body_that_cannot_be_decompressed_is_refused(kind: type[ReceivedMessag
         with pytest.raises(BodyCompressionInvalid):
             _ = message.body
     assert message.stored_body == b"not zlib"
+
+
+@given(
+    pairs=st.dictionaries(
+        st.sampled_from([*sorted(RESERVED | FIELD_NAMES), "CORRELATION_ID", "REPLY_TO_CLIENT", "p"])
+        | st.text(max_size=5),
+        st.text(max_size=5),
+        max_size=8,
+    )
+)
+def test_properties_of_the_application_can_be_sent_on(pairs: dict[str, str]) -> None:
+    """Whatever a record has: also what RocketMQ takes from its producers."""
+    text = "".join(f"{name}\x01{value}\x02" for name, value in pairs.items()).encode()
+    assume(STORED_FRAMING.fullmatch(text))
+    for module in (received, PLAIN):
+        message = module.ReceivedMessage(stored(properties=text), QUEUE)
+        sent = Message("U", message.body, properties=message.user_properties)
+        verify(encode_application_properties(sent))
+        assert message.user_properties.items() <= message.properties.items()
+
+
+def test_properties_of_the_application_are_all_that_it_set(kind: type[ReceivedMessage]) -> None:
+    assert kind(stored(), QUEUE).user_properties == {"p": "v"}
+    request = b"CORRELATION_ID\x01c\x02REPLY_TO_CLIENT\x01r\x02TTL\x019\x02p\x01v\x02"
+    assert kind(stored(properties=request), QUEUE).user_properties == {"p": "v"}
+    alone = b"TTL\x019\x02MSG_TYPE\x01m\x02"
+    assert kind(stored(properties=alone), QUEUE).user_properties == {"TTL": "9", "MSG_TYPE": "m"}
 
 
 def test_properties_are_parsed_once(kind: type[ReceivedMessage]) -> None:
