@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from cometmq.client.consuming.pull_queues import PullQueues
 from cometmq.client.consuming.queue_listener import QueueListener
@@ -221,6 +221,14 @@ class PullConsumer(QueueCalls):
         if self._tracer is not None and messages:
             self._tracer.polled(self._calls.group, messages)
         return messages
+
+    async def _unpoll(self, messages: Sequence[ReceivedMessage]) -> None:
+        """The application has not got what a poll has found: the next poll of the queue begins with
+        it. The queue may have gone meanwhile.
+        """
+        queue = messages[0].queue
+        if queue in self._polled:
+            await self._polled.seek(queue, self._position_of(messages[0]))
 
     async def seek(self, queue: QueueRef, position: Position) -> None:
         """The next poll of a queue begins there. QueueNotFound: this consumer does not read it."""

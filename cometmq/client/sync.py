@@ -39,6 +39,7 @@ from cometmq.model import Message, Position, QueueRef
 from cometmq.rpc.forks import FORKS
 from cometmq.telemetry import hand_over_lines, wait_for_lines
 
+INTERRUPTED_S_MAX = 1.0  # until the call has ended that an interrupted one waited for
 LINES_S_MAX = 1.0  # at the end of a client, for its last log lines
 
 Client = TypeVar("Client", bound=AbstractAsyncContextManager[Any])
@@ -555,8 +556,28 @@ class PullConsumer(_Sync[pull.PullConsumer]):
         )
 
     def poll(self, timeout_ms: int = 5_000) -> list[ReceivedMessage]:
-        """Messages of one assigned queue as soon as there are some; none when the time is over."""
-        return self._wait(self._client.poll(timeout_ms))
+        """Messages of one assigned queue as soon as there are some; none when the time is over.
+        What an interrupted call (Ctrl-C) has found is found again by the next one.
+        """
+        found: list[list[ReceivedMessage]] = []
+        ended = threading.Event()
+
+        async def poll() -> None:
+            try:
+                found.append(await self._client.poll(timeout_ms))
+            finally:
+                ended.set()
+
+        try:
+            self._wait(poll())
+        except CometError:
+            raise
+        except BaseException:
+            ended.wait(INTERRUPTED_S_MAX)
+            if found and found[0]:
+                self._wait(self._client._unpoll(found[0]))
+            raise
+        return found[0]
 
     def commit(
         self, positions: Mapping[QueueRef, Position] | None = None

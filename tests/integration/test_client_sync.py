@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from cometmq import client
-from cometmq.client import Message, PushConsumerOptions, QueueRef, ReceivedMessage, sync
+from cometmq.client import (
+    Message,
+    PullConsumerOptions,
+    PushConsumerOptions,
+    QueueRef,
+    ReceivedMessage,
+    sync,
+)
 from cometmq.client.sync import Producer, PullConsumer, PushConsumer
 from cometmq.errors import BodyTooLarge, ClientClosed, PropertyReserved
 from tests.support.cluster.fake_cluster import FakeBroker, fake_cluster
@@ -91,6 +98,36 @@ async def test_a_block_that_cannot_be_entered_leaves_nothing(
     with pytest.raises(ZeroDivisionError):
         await asyncio.to_thread(producer.__enter__)
     assert not [thread for thread in threading.enumerate() if thread.name == "cometmq"]
+
+
+async def test_what_an_interrupted_poll_has_found_is_neither_lost_nor_committed() -> None:
+    def work(namesrv: str, broker: FakeBroker) -> None:
+        with Producer(namesrv) as producer:
+            producer.send_and_wait(Message("T", b"one", queue=QUEUE))
+            producer.send_and_wait(Message("T", b"two", queue=QUEUE))
+        options = PullConsumerOptions(pull_count_max=1)
+        with PullConsumer(namesrv, "P", options=options) as consumer:
+            consumer.assign([QUEUE])
+            assert [message.body for message in consumer.poll()] == [b"one"]
+
+            wait = consumer._wait
+
+            def interrupted(call: Any) -> None:
+                patch.undo()
+                wait(call)
+                raise KeyboardInterrupt
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(consumer, "_wait", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    consumer.poll()
+            consumer.commit()
+            assert broker.committed.get(("P", ("T", 0)), (0, 0))[1] < 2
+            assert [message.body for message in consumer.poll()] == [b"two"]
+            consumer.commit()
+            assert broker.committed["P", ("T", 0)][1] == 2
+
+    await against_a_cluster(work)
 
 
 @pytest.mark.parametrize("name", ["Producer", "PushConsumer", "PullConsumer"])
