@@ -641,6 +641,15 @@ class MemberConfig(ServiceConfig):
             rocketmq="haMaxTimeSlaveNotCatchup (ms)",
         ),
     )
+    in_sync_ready_wait_s: float = field(
+        default=3_600.0,
+        metadata=about(
+            "A follower outside of the in-sync set is not ready for health checks, for so long at "
+            "most; 0 = it is ready all the same.",
+            unit="s",
+            minimum=0.0,
+        ),
+    )
     slave_timeout: int = field(
         default=3_000,
         metadata=about(

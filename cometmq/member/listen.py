@@ -45,6 +45,11 @@ class Ports:
         await self.clients.set_ready()
         await self.internal.set_ready()
 
+    async def hold_ready(self, is_held: bool) -> None:
+        """As :meth:`RpcServer.hold_ready`."""
+        await self.clients.hold_ready(is_held)
+        await self.internal.hold_ready(is_held)
+
     async def stop(self, grace_s: float) -> None:
         """Close both; calls in flight may take ``grace_s``. A second time it does nothing."""
         await asyncio.gather(self.clients.stop(grace_s), self.internal.stop(grace_s))

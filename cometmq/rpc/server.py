@@ -137,6 +137,8 @@ class RpcServer:
         self._port = port
         self._health_names = (READY, *services)
         self._health = health_aio.HealthServicer()
+        self._status = _NOT_SERVING  # as the process has it
+        self._is_held = False
         self._router = _Router(gate, None if secret is None else _admit(secret, proven))
         clock = SystemClock()
         self.calls = Calls(limits.unread, clock, silent or SilentPeers(clock))
@@ -200,6 +202,11 @@ class RpcServer:
         await self.open()
         await self._set_health(_SERVING)
 
+    async def hold_ready(self, is_held: bool) -> None:
+        """While held, health checks of READY fail. The process serves all the same."""
+        self._is_held = is_held
+        await self._set_health(self._status)
+
     async def begin_drain(self) -> None:
         """Tell that no more calls are taken, then take none. Calls in flight go on."""
         await self._set_health(_NOT_SERVING)
@@ -212,8 +219,10 @@ class RpcServer:
             self._tending.cancel()
 
     async def _set_health(self, status: int) -> None:
+        self._status = status
         for name in self._health_names:
-            await self._health.set(name, status)
+            is_held = name == READY and self._is_held
+            await self._health.set(name, _NOT_SERVING if is_held else status)
 
 
 def join_address(host: str, port: int) -> str:

@@ -90,7 +90,11 @@ class App(MemberApp):
             async with asyncio.timeout(RETIRE_S_MAX):
                 done = await self._hand_over.step_down(None)
         except (CometError, TimeoutError) as error:
-            log.info("stops without a hand-over", extra=fields(reason=str(error)))
+            reason = fields(reason=str(error) or "no follower caught up in time")
+            if self._hand_over.is_alone_in_sync and self._config.has_followers:
+                log.error("stops, and no other member has everything", extra=reason)
+            else:
+                log.info("stops without a hand-over", extra=reason)
         else:
             log.info("handed over before the stop", extra=fields(to=done.member_id))
 

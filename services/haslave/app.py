@@ -34,12 +34,14 @@ from cometmq.member.state.opening import OpenedFollower, open_copy
 from cometmq.messaging.replica_selection import ReadReplica
 from cometmq.messaging.state import BrokerState
 from cometmq.replication.election import Follow, Lead, ReplicaStatus
+from cometmq.replication.lease import ReplicaId
 from cometmq.store.follower import FollowerStore
 from cometmq.telemetry import fields
 from cometmq.v1 import common_pb2, namesrv_pb2
 from services.haslave.elector import Elector
 from services.haslave.following import CutNeeded, Follower, Following
 from services.haslave.metrics import FollowerCollector
+from services.haslave.readiness import InSyncReadiness
 from services.haslave.servicer import FollowerServicer
 
 log = logging.getLogger(__name__)
@@ -144,6 +146,7 @@ class _Parts:
         self._elector = elector
         self._cut: CutNeeded | None = None
         self._lease_known = False
+        self._ready = InSyncReadiness(config.in_sync_ready_wait_s)
         self._store = opened.store
         self.seconds = opened.seconds
         register_s = config.register_namesrv_period / 1000
@@ -209,12 +212,14 @@ class _Parts:
     async def _watch_lease(self) -> None:
         """Look at the lease each ``lease_poll_s``, when the stream ends, when it may be taken."""
         pause_s = self._context.config.lease_poll_s
+        await self._report_ready()
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self.following.lost.wait()
             self.following.lost.clear()
             step = await self._elector.look()
+            await self._report_ready()
             pause_s = self._context.config.lease_poll_s
             if isinstance(step, Lead):
                 self.following.follow("")
@@ -223,6 +228,18 @@ class _Parts:
             if step is not None:
                 self.follow(step)
                 pause_s = min(pause_s, step.look_again_s or pause_s)
+
+    async def _report_ready(self) -> None:
+        """Tell health checks when this member enters or leaves the in-sync set."""
+        me = ReplicaId(self._context.config.member_id, self._store.store_id)
+        now_s = self._context.clock.boottime_s()
+        if not self._ready.saw(self._elector.record, me, now_s):
+            return
+        await self._context.ports.hold_ready(not self._ready.is_ready)
+        if self._ready.is_ready:
+            log.info("ready for health checks")
+        else:
+            log.warning("not ready for health checks", extra=fields(reason=self._ready.reason))
 
     def follow(self, step: Follow) -> None:
         """Another member has the lease, or none."""

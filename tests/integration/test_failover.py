@@ -12,13 +12,16 @@ from unittest import mock
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
 from cometmq import errors
 from cometmq.member.config import PromoteAsync
 from cometmq.member.lease.stores import FileLease
 from cometmq.model import ReplicationMode
+from cometmq.replication.follower import Replica
 from cometmq.rpc.channels import open_channel
 from cometmq.rpc.interceptors import error_from
+from cometmq.rpc.server import READY
 from cometmq.store.disk.files import OsFiles
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2, member_pb2, namesrv_pb2, namesrv_pb2_grpc
@@ -338,6 +341,37 @@ async def test_sends_go_on_when_the_set_has_shrunk(tmp_path: Path) -> None:
         await group.all_in_sync(0)
         await acknowledged(group[0], b"b")
         assert await bodies(group[0]) == [b"a", b"b"]
+
+
+async def test_a_follower_out_of_sync_is_not_ready_and_its_writer_does_not_leave_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """So neither a drain nor an update takes the only member that has everything."""
+    async with (
+        replicated(tmp_path, **IMPATIENT) as group,
+        open_channel(group[1].client.address) as channel,
+    ):
+        health = health_pb2_grpc.HealthStub(channel)
+
+        async def is_ready() -> bool:
+            answer = await health.Check(health_pb2.HealthCheckRequest(service=READY))
+            return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+        async def is_not_ready() -> bool:
+            return not await is_ready()
+
+        await until_async(is_ready)
+        monkeypatch.setattr(Replica, "acked", lambda *_: None)  # it is not heard any more
+        await group[0].client.send("T", 0, b"a")
+        await group.all_in_sync(0)
+        await until_async(is_not_ready)
+        assert (await group[1].client.pull("T", 0, 0)).status == pb.PULL_STATUS_NOT_FOUND
+        await group[0].retire()
+        assert "stops, and no other member has everything" in caplog.text
+        monkeypatch.undo()
+        await group[0].start("writer")
+        await group.all_in_sync(0, 1)
+        await until_async(is_ready)
 
 
 @pytest.mark.parametrize("replication", [ReplicationMode.APPENDED, ReplicationMode.ASYNC])

@@ -56,6 +56,11 @@ class HandOver:
         self._clocks = clocks
         self._shielded = ShieldedTasks()
 
+    @property
+    def is_alone_in_sync(self) -> bool:
+        """Whether no other member has everything: without this one the group may have no writer."""
+        return self._holder is not None and len(self._holder.record.in_sync) == 1
+
     async def step_down(self, member_id: int | None) -> HandedOver:
         """Hand over to a follower. NoFollower, BrokerDraining (another hand-over is under way),
         LeaseUnavailable, DiskFull: this member is still the writer.

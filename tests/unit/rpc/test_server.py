@@ -107,6 +107,21 @@ async def test_once_ready_it_answers(server: RpcServer, channel: grpc.aio.Channe
         await _say(channel, b"x", name="Nothing")
 
 
+async def test_it_serves_while_it_is_held_back_and_a_drain_ends_that(
+    server: RpcServer, channel: grpc.aio.Channel
+) -> None:
+    server.add(_add_echo, Echo())
+    await server.hold_ready(True)
+    await server.set_ready()
+    assert await _health(channel) == [SERVING, NOT_SERVING, SERVING]
+    assert await _say(channel, b"x") == b"x"
+    await server.hold_ready(False)
+    assert await _health(channel) == [SERVING, SERVING, SERVING]
+    await server.begin_drain()
+    await server.hold_ready(False)
+    assert await _health(channel) == [SERVING, NOT_SERVING, NOT_SERVING]
+
+
 async def test_while_draining_it_refuses_new_calls_and_ends_old_ones(
     server: RpcServer, channel: grpc.aio.Channel
 ) -> None:

@@ -1,0 +1,43 @@
+"""When a follower counts as ready: health checks, and with them drains, updates and disruption
+budgets, then count on it to take over. Pure.
+
+A follower outside of the in-sync set may lack acknowledged messages. A group whose other members
+are all like that must not lose its writer in silence. After a bounded time the follower is ready
+all the same: an update that mends the cause must be able to go on.
+"""
+
+from __future__ import annotations
+
+from cometmq.replication.lease import LeaseRecord, ReplicaId
+
+
+class InSyncReadiness:
+    """Call :meth:`saw` with each reading of the lease. ``wait_s``: how long a follower outside of
+    the in-sync set is not ready, at most; 0: it is always ready.
+    """
+
+    def __init__(self, wait_s: float) -> None:
+        self._wait_s = wait_s
+        self._outside_since_s: float | None = None  # None: in sync, or not known
+        self.reason = ""  # why the follower is not ready; empty: it is
+
+    @property
+    def is_ready(self) -> bool:
+        return not self.reason
+
+    def saw(self, record: LeaseRecord | None, me: ReplicaId, now_s: float) -> bool:
+        """Whether :attr:`is_ready` has changed. Without a lease nothing is known, and nothing
+        changes.
+        """
+        if record is None:
+            return False
+        before = self.is_ready
+        if me in record.in_sync:
+            self._outside_since_s = None
+            self.reason = ""
+        else:
+            if self._outside_since_s is None:
+                self._outside_since_s = now_s
+            is_over = now_s - self._outside_since_s >= self._wait_s
+            self.reason = "" if is_over else "this member is not in the in-sync set"
+        return self.is_ready is not before
