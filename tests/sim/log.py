@@ -10,6 +10,7 @@ from typing import Any
 
 from cometmq.errors import MessageNotFound
 from cometmq.format import queueunit
+from cometmq.format.belonging import first_strange
 from cometmq.messaging.state import STATE_QUEUE_ID, STATE_TOPIC
 from cometmq.model import QueueKey
 from cometmq.store.log.commitlog import Chunk
@@ -70,6 +71,19 @@ class Log:
 
     def read_records(self, spans: Sequence[tuple[int, int]], *, nowait: bool = False) -> bytes:
         return b"".join(self._read(*span) for span in spans)
+
+    def read_messages(
+        self,
+        queue: QueueKey,
+        offset: int,
+        units: bytes,
+        spans: Sequence[tuple[int, int]],
+        *,
+        nowait: bool = False,
+    ) -> bytes:
+        found = self.read_records(spans)
+        assert first_strange(found, units, offset, queue) is None, "queues name their own messages"
+        return found
 
     def _read(self, offset: int, size: int) -> bytes:
         """A record, or several end to end."""
