@@ -437,21 +437,24 @@ class StoreCollector(Collector):
 
     def describe(self) -> Iterable[Metric]:
         gauges = [Metric(name, text, "gauge") for name, text, _ in self._values()]
-        return [*gauges, self._damaged_pulls()]
+        return [*gauges, *self._counters()]
 
     def collect(self) -> Iterable[Metric]:
         for name, text, value in self._values():
             family = GaugeMetricFamily(name, text, labels=NODE)
             family.add_metric(self._node, value)
             yield family
-        yield self._damaged_pulls()
+        yield from self._counters()
 
-    def _damaged_pulls(self) -> Metric:
-        family = CounterMetricFamily(
-            "cometmq_damaged_pulls", "Pulls that met a damaged message.", labels=NODE
-        )
-        family.add_metric(self._node, self._storage.damaged_pulls)
-        return family
+    def _counters(self) -> Iterable[Metric]:
+        pulls, pages = self._storage.damaged_pulls, self._storage.store.unreadable_pages
+        for name, text, value in (
+            ("cometmq_damaged_pulls", "Pulls that met a damaged message.", pulls),
+            ("cometmq_store_unreadable_pages", "Pages that the disk could not read.", pages),
+        ):
+            family = CounterMetricFamily(name, text, labels=NODE)
+            family.add_metric(self._node, value)
+            yield family
 
     def _values(self) -> Iterator[tuple[str, str, float]]:
         store = self._storage.store

@@ -119,6 +119,11 @@ class BaseStore:
             yield queue.topic, queue.queue_id
 
     @property
+    def unreadable_pages(self) -> int:
+        """Pages that the disk could not read, each time that it was asked for one."""
+        return self._opened.files.unreadable_count
+
+    @property
     def has_damage(self) -> bool:
         """Recovery passed over damage: the last messages of a queue may be gone with it, and their
         offsets are given to others.

@@ -339,6 +339,7 @@ DAMAGES: Mapping[str, Callable[[Path], object]] = {
     "a name in the root": lambda store: (store / "cometmq.new").write_text(""),
     "a draft of a log file": lambda store: (store / "cometmq.next").write_bytes(b"\0\0\1"),
     "a reserve that is something": lambda store: change(store / "cometmq.reserve", 100),
+    "what a log file begins with": lambda store: edit(store / "cometmq.heads", r"^0 \d+", "0 9999"),
     "a name among the tables": lambda store: (store / "config" / "notes.json").write_text("{}"),
     "an elder of nothing": lambda store: (store / "config" / "topics.json").unlink(),
     "the log's last file too short": lambda store: shorten(max((store / "commitlog").iterdir())),

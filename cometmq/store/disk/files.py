@@ -161,7 +161,11 @@ class Mapping(Protocol):
 
 
 class Files(Protocol):
-    """A file system."""
+    """A file system. ``unreadable_count``: pages that the disk could not read, each time that it
+    was asked for one.
+    """
+
+    unreadable_count: int
 
     def open(self, path: StrPath) -> File:
         """A file that exists already."""
@@ -493,7 +497,7 @@ class OsFiles:
         # in the order of opening; a second chance moves a file to the end
         self._open: OrderedDict[OsFile, None] = OrderedDict()
         self._nowait = hasattr(os, "RWF_NOWAIT")
-        self.unreadable_count = 0  # pages that the disk could not read, each time that it was asked
+        self.unreadable_count = 0
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._scratch_lock = threading.Lock()
 

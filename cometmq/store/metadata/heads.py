@@ -50,6 +50,14 @@ def _decoded(line: bytes) -> Head | None:
     return Head(*map(int, text.split())) if checksum == b"%08x" % zlib.crc32(text) else None
 
 
+def is_own(segment: Segment, head: Head | None, epochs: Sequence[Epoch]) -> bool:
+    """Whether a log file begins with the very record that was noted."""
+    if head is None or head.epoch != epoch_of(epochs, segment.start):
+        return False
+    found = found_at(segment, segment.start).record
+    return found is not None and _head_of(found, head.epoch) == head
+
+
 def is_strange(segment: Segment, head: Head | None, epochs: Sequence[Epoch]) -> bool:
     """Whether a log file begins with a good record of another store. One damaged field shows
     nothing; nor does what a repair put there.

@@ -26,7 +26,7 @@ from cometmq.store.log.commitlog import CommitLog
 from cometmq.store.log.scan import LogScan, find_good, found_at
 from cometmq.store.metadata import abortfile, checkpoint, epochs, heads, identity
 from cometmq.store.metadata.checkpoint import UNKNOWN_START, Checkpoint
-from cometmq.store.metadata.heads import is_strange
+from cometmq.store.metadata.heads import is_own, is_strange
 from cometmq.store.metadata.identity import Identity, LastOptions
 from cometmq.store.metadata.recovery_point import UNKNOWN, RecoveryPoint
 from cometmq.store.queues.dispatch import Dispatcher
@@ -232,8 +232,11 @@ class _Repair:
             return ""
         head = heads.load(self._files, self._paths.heads).get(segment.start)
         with suppress(StoreDamaged):  # then nothing is known of epochs
-            if is_strange(segment, head, epochs.load(self._files, self._paths.epochs)):
+            its_epochs = epochs.load(self._files, self._paths.epochs)
+            if is_strange(segment, head, its_epochs):
                 return "it is the log file of another store: it begins with another record"
+            if is_own(segment, head, its_epochs):
+                return ""
         is_marked = mark is not None and mark.last_bytes and log.find(mark.last_offset) is segment
         if mark is None or not is_marked or mark.holds(log):
             return ""

@@ -151,6 +151,8 @@ class Story:
             damage.strike()
             self.kinds.append(damage.name)
             self._struck.append(str(damage.path.relative_to(self.root)))
+            if damage.other_path != self.root:
+                self._struck.append(str(damage.other_path.relative_to(self.root)))
             self._tell(f"damage: {damage.name} ({damage.path.relative_to(self.root)})")
 
     def _opens_again(self, gone: set[Place]) -> None:
@@ -270,7 +272,7 @@ class Story:
         for message in self.life.acknowledged():
             there, told = self._is_there(opened, message)
             if there:
-                if message.place in self._said:
+                if message.place in self._said and not self._is_exchanged(message):
                     self._problem("false loss", f"{message.place} is there")
                 continue
             gone.add(message.place)
@@ -285,6 +287,14 @@ class Story:
         self._send_more(opened)
         self._check_positions(opened)
         return gone
+
+    def _is_exchanged(self, message: Message) -> bool:
+        """Whether its queue had another one's files: repair names what these name."""
+        return any("exchange" in kind for kind in self.kinds) and any(
+            f"consumequeue/{message.topic}/{message.queue_id}/".startswith(f"{path}/")
+            or f"{path}/".startswith(f"consumequeue/{message.topic}/{message.queue_id}/")
+            for path in self._struck
+        )
 
     def _is_said(self, message: Message) -> bool:
         """Whether its loss was told: by its name, or by its place where no queue told its name."""

@@ -153,6 +153,7 @@ class Damage:
     ) -> None:
         self.root, self.rng, self.other, self.older, self.bad = root, rng, other, older, bad
         self.name, self.path = "", root
+        self.other_path = root  # that was exchanged with it
 
     def strike(self) -> None:
         while not self.name:
@@ -258,6 +259,7 @@ class Damage:
         if len(found) < 2:
             return "", self.root
         one, other = self.rng.sample(found, 2)
+        self.other_path = other
         aside = self.root / "aside"
         one.rename(aside)
         other.rename(one)

@@ -215,6 +215,28 @@ def read_epochs(path: Path) -> list[Epoch]:
     return epochs
 
 
+class Head(NamedTuple):
+    """What a log file begins with; times in ms."""
+
+    start: int
+    epoch: int
+    size: int
+    body_crc: int
+    born_time_ms: int
+    store_time_ms: int
+
+
+def read_heads(path: Path) -> list[Head]:
+    """In the order of the log files; none without the list."""
+    heads = []
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        text, _, sealed = line.rpartition(b" ")
+        expect(sealed == b"%08x" % zlib.crc32(text), path, f"{line!r} does not fit its checksum")
+        heads.append(Head(*map(int, text.split(b" "))))
+    expect(heads == sorted(heads), path, "not in the order of the log files")
+    return heads
+
+
 class Checkpoint(NamedTuple):
     """Store times in ms; 0 = none."""
 

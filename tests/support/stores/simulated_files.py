@@ -234,6 +234,8 @@ class SimulatedFiles:
         is_folder = isinstance(found, FolderNode)
         return disk_files.Kind.FOLDER if is_folder else disk_files.Kind.FILE
 
+    unreadable_count = 0
+
     def replace_by(self, spare: StrPath, path: StrPath, content: bytes) -> bool:
         return False
 

@@ -148,9 +148,12 @@ async def test_what_the_disk_did_is_read_off(
     collected(member, metrics, registry)
     assert registry.get_sample_value("cometmq_damaged_pulls_total", NODE) == 0
     assert registry.get_sample_value("cometmq_store_failed", NODE) == 0
+    assert registry.get_sample_value("cometmq_store_unreadable_pages_total", NODE) == 0
     member.storage.damaged_pulls += 2
+    member.store._opened.files.unreadable_count += 3
     member.storage.fail(StoreFailed("the disk"))
     assert registry.get_sample_value("cometmq_damaged_pulls_total", NODE) == 2
+    assert registry.get_sample_value("cometmq_store_unreadable_pages_total", NODE) == 3
     assert registry.get_sample_value("cometmq_store_failed", NODE) == 1
 
 

@@ -120,3 +120,23 @@ def test_what_does_not_read_says_nothing(tmp_path: Path) -> None:
     assert heads.load(OsFiles(), tmp_path / "none") == {}
     assert heads.epoch_of([Epoch(2, 100), Epoch(4, 200)], 199) == 2
     assert heads.epoch_of([Epoch(2, 100)], 99) == 0
+
+
+def test_exchanged_queues_make_no_stranger_of_a_log_file(tmp_path: Path) -> None:
+    """The mark does not hold, and all units name other records: the file begins as it should."""
+    clock = WallClock()
+    store = open_store(tmp_path, clock=clock)
+    for number in range(8):
+        append(store, ("A", 0, [b"%d" % number]), ("B", 0, [b"%d" % number + bytes(90)]))
+    store.close()
+    one, other = (tmp_path / "consumequeue" / topic / "0" for topic in "AB")
+    one.rename(tmp_path / "aside")
+    other.rename(one)
+    (tmp_path / "aside").rename(other)
+    log = tmp_path / "commitlog" / offset_name(0)
+    content = bytearray(log.read_bytes())
+    content[content.rindex(b"7" + bytes(90)) + 5] ^= 1  # of the last body
+    log.write_bytes(content)
+    with pytest.raises(StoreDamaged, match="--accept-end") as refused:
+        mended(tmp_path)
+    assert "write-off" not in refused.value.message
