@@ -136,6 +136,7 @@ class Registrar:
     async def _keep_registered(self, address: str) -> None:
         backoff = Backoff(RETRY, random.Random())
         refused = ThrottledLog(_log, logging.WARNING, SystemClock())
+        behind = ThrottledLog(_log, logging.INFO, SystemClock())
         wake = self._wake[address]
         async with self._open(address) as channel:
             stub = namesrv_pb2_grpc.NameServiceStub(channel)
@@ -149,8 +150,12 @@ class Registrar:
                     if isinstance(error, StaleEpoch) and self._overtaken and _is_believed(channel):
                         await self._overtaken(error)
                     wait_s = min(wait_s, backoff.next_s())
-                    kind = type(error).__name__
-                    refused.log("not registered", kind, namesrv=address, error=error)
+                    if isinstance(error, StaleEpoch) and self._overtaken is None:
+                        # A follower that comes back has not heard of the newest epoch yet.
+                        behind.log("to be registered in a newer epoch", namesrv=address)
+                    else:
+                        kind = type(error).__name__
+                        refused.log("not registered", kind, namesrv=address, error=error)
                 self._tried.set()
                 self._untried.discard(address)
                 if not self._untried:

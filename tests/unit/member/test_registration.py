@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -230,13 +231,17 @@ async def test_one_that_has_forgotten_it_is_told_again_at_once() -> None:
             await until(lambda n=before: len(namesrv.counters) > n)  # type: ignore[misc]
 
 
-async def test_a_newer_incarnation_does_not_end_it() -> None:
+async def test_a_newer_incarnation_does_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
+    """Nor is it worth a warning: a follower that comes back has not heard of it yet."""
+    caplog.set_level(logging.INFO, "cometmq.rpc.registrar")
     namesrv = recording()
     namesrv.error = StaleEpoch("epoch 6 is registered")
     async with serving(namesrv) as addresses, registering(addresses, Teller()) as registrar:
         await registrar.tried(20)
         namesrv.error = None
         await until(lambda: namesrv.counters)
+    [line] = [one for one in caplog.records if one.name == "cometmq.rpc.registrar"]
+    assert line.levelno == logging.INFO
 
 
 async def test_without_name_servers_there_is_nothing_to_wait_for() -> None:
