@@ -134,6 +134,8 @@ async def test_a_folder_that_was_taken_over(listing: Listing, store: Path) -> No
             "RMQ_SYS_TRANS_HALF_TOPIC",
             "RMQ_SYS_TRANS_OP_HALF_TOPIC",
             "SCHEDULE_TOPIC_XXXX",
+            "TRANS_CHECK_MAX_TIME_TOPIC",  # where halves and delayed messages move to
+            "rmq_sys_wheel_timer",
             "orders",
             "many",
             "packed",
