@@ -26,7 +26,7 @@ from cometmq.client import (
     SimpleConsumer,
     SimpleConsumerOptions,
 )
-from cometmq.errors import TopicNotFound
+from cometmq.errors import HandleInvalid, TopicNotFound
 from cometmq.rpc.tasks import stop_all
 from tests.support.cluster.broker import LiveBroker, running_broker, running_namesrv
 from tests.support.waiting import until
@@ -89,7 +89,7 @@ async def push(group: Group, **options: Any) -> AsyncIterator[Member]:
 async def polling(receive: Callable[[], Awaitable[None]], member: Member) -> AsyncIterator[Member]:
     async def loop() -> None:
         while True:
-            with suppress(TopicNotFound):  # while it is made again
+            with suppress(TopicNotFound, HandleInvalid):  # of the topic that is made again
                 if member.is_subscribed:
                     await receive()
             await asyncio.sleep(0.002)
