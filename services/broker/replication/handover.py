@@ -92,6 +92,8 @@ class HandOver:
         except BaseException:
             self._storage.unseal()
             raise
+        # Sends that wait for other followers are sent again: the successor has them.
+        self._storage.depose()
         self._ended("handover")
         return HandedOver(follower.member_id, end)
 

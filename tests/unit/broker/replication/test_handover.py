@@ -8,12 +8,14 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from cometmq.errors import NoFollower
+from cometmq.errors import BrokerDraining, NoFollower
 from cometmq.member.lease.lease_holder import LeaseHolder
 from cometmq.member.lease.stores import Reading
 from cometmq.member.read.throttle import CatchUpThrottle
+from cometmq.member.storage.authority import Replicated
 from cometmq.replication.follower import Ack
 from cometmq.replication.lease import ReplicaId
+from cometmq.replication.watermarks import DurabilityClass
 from services.broker.replication.handover import HandOver
 from services.broker.replication.replicas import FollowerTable, Replicas, Sender
 from tests.support.cluster.leases import HELD, MemoryLease
@@ -107,3 +109,20 @@ async def test_a_writer_gives_up_its_lease_when_all_is_on_its_own_disk_too(
         held.release()
         assert (await handing).member_id == 1
     assert writer.ended == ["handover"]
+
+
+async def test_what_waits_for_others_ends_when_the_lease_is_released(writer: Writer) -> None:
+    """It waited for as long as the process lived: the right to acknowledge had gone."""
+    storage = writer.member.storage
+    writer.member.append("T", 0, b"copied by one of two")
+    end = writer.member.store.appended_offset
+    authority = writer.member.set_authority
+    authority.set_replicated(Replicated(0, 0, is_alone=False))
+    waits = asyncio.create_task(storage.stored(end, DurabilityClass.REPLICATED))
+    with writer.follower() as sender:
+        writer.answer(sender)
+        assert (await writer.hand_over.step_down(None)).member_id == 1
+    authority.allowed = False
+    for refused in (waits, storage.until_certain()):
+        with pytest.raises(BrokerDraining):
+            await refused
