@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from cometmq.admin import group_status
+from cometmq.admin.connection import Connection
+from cometmq.client import Message, Producer, ProducerOptions
 from cometmq.clock import SystemClock
-from cometmq.errors import DiskFull, InvalidRequest
+from cometmq.errors import DiskFull, InvalidRequest, SendTimeout
 from cometmq.format import record
 from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.v1 import broker_pb2 as pb
@@ -24,6 +27,7 @@ from tests.support.cluster.broker import (
     batch,
     refusal,
     running_broker,
+    running_namesrv,
 )
 from tests.support.cluster.pullhold import scraped
 from tests.support.stores.small_disk import small_disk
@@ -175,6 +179,31 @@ async def test_a_nearly_full_disk_refuses_sends_and_recovers_by_itself(tmp_path:
             await until_async(lambda: is_taking(broker))
             await broker.send("T", 0, b"again")
             assert (await broker.committed("g", "T", 0)).offset == 5  # type: ignore[union-attr]
+
+
+async def test_a_full_disk_is_told_to_the_application_and_to_the_operator(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", DISK_BYTES) as disk:
+        async with (
+            running_namesrv(tmp_path) as namesrv,
+            running_broker(disk, namesrv=(namesrv,), **OPTIONS) as broker,
+            Connection(namesrv) as connection,
+        ):
+            await broker.put_topic("T", 1)
+            filler = disk / "another program's"
+            filler.write_bytes(bytes(_left(disk) * 95 // 100))
+            await until_async(lambda: is_refusing(broker))
+            options = ProducerOptions(delivery_timeout_ms=1_500)
+            async with Producer(namesrv, options=options) as producer:
+                with pytest.raises(SendTimeout, match=r"DISK_FULL: .* GiB are free") as refused:
+                    await producer.send_and_wait(Message("T", b"x"))
+            assert not refused.value.may_be_stored
+            [told] = await group_status.describe(connection)
+            assert told.status == "degraded"
+            assert "GiB are free" in told.troubles[0].removeprefix("member 0 refuses sends: ")
+            filler.unlink()
+            await until_async(lambda: is_taking(broker))
+            [told] = await group_status.describe(connection)
+            assert (told.status, told.troubles) == ("ok", [])
 
 
 def _left(disk: Path) -> int:
