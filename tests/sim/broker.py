@@ -86,16 +86,17 @@ class Broker:
         store: Any = storage
         demands = StateDemands(state.topics)
         self.keeper = keeper = Keeper(state, store, HOST, clock, demands, delays)
+        self.time = time = BelievedTime(clock, metrics, 0, writer.member.clocks)
+        storage.stamp_by(time)
         policy = ProducePolicy(1 << 30, False, TopicConfig(""), 30.0, 30.0, CHECK_RULES.immunity_s)
-        self._produce = ProduceHandler(store, keeper, policy, HOST, metrics, clock)
+        self._produce = ProduceHandler(store, keeper, policy, HOST, metrics, time)
         relays = RelayWriter(store, state.topics, HOST, metrics)
         self._locks = QueueLocks(keeper, store, clock)
-        self._retries = RetryService(store, keeper, relays, metrics, MemberTable(), clock)
-        time = BelievedTime(clock, metrics, 0)
+        self._retries = RetryService(store, keeper, relays, metrics, MemberTable(), time)
         self._schedule = ScheduleService(store, keeper, relays, metrics, clock, time)
-        self.later = Later(writer, storage, keeper, relays, metrics)
+        self.later = Later(writer, storage, keeper, relays, metrics, time)
         self.asking = Asking(writer, metrics)
-        self.receiving = Receiving(writer, storage, keeper, self._retries, metrics)
+        self.receiving = Receiving(writer, storage, keeper, self._retries, metrics, time)
         # By group and client: when it was heard last, and what it reads.
         self._members: dict[tuple[str, str], tuple[float, Sequence[QueueRef]]] = {}
 

@@ -67,6 +67,7 @@ class Faults:
             stream.heal()
         for member in group.members:
             member.slow_disk_s = 0.0
+            member.clock.jump_s = 0.0
             member.machine.go_on()
             start(member)
         self.crew.calm()
@@ -330,7 +331,27 @@ def _forestall(faults: Faults) -> None:
     faults.later(20, 30, lambda: start(member))
 
 
+# So late may be what waits; longer errors are played by tests/model/test_clock_errors.py.
+WRONG_CLOCKS_S = (20.0, 120.0, -20.0, -120.0)
+
+
+def _wrong_clock(faults: Faults) -> None:
+    """One at a time: of two that agree the third could not know."""
+    member, members = faults.some(), faults.group.members
+    if any(one.clock.jump_s for one in members):
+        return
+    member.clock.jump_s = faults.group.world.rng.choice(WRONG_CLOCKS_S)
+    way = "ahead" if member.clock.jump_s > 0 else "behind"
+    faults.tell(member, f"clock {way}")
+
+    def mend() -> None:
+        member.clock.jump_s = 0.0
+
+    faults.later(2, 40, mend)
+
+
 FAULTS: dict[str, Callable[[Faults], None]] = {
+    "wrong clock": _wrong_clock,
     "kill": _kill,
     "stop": _stop,
     "power": _power,
@@ -354,6 +375,7 @@ FAULTS: dict[str, Callable[[Faults], None]] = {
     "forestall": _forestall,
 }
 OFTEN = [
+    "wrong clock",
     "kill",
     "stop",
     "power",

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from cometmq.errors import InvalidRequest, LeaseConflict, LeaseUnavailable, StaleEpoch
 from cometmq.format import record
+from cometmq.member.clocks import member_name
 from cometmq.messaging.generations import EPOCH_SHIFT, History
 from cometmq.messaging.locks import LockTable
 from cometmq.messaging.state import BrokerState, StateLoader
@@ -53,6 +54,16 @@ class Frame(NamedTuple):
     shown: HighWatermarks
     flush_to: int
     sent_ms: int
+    clock_ms: int = 0  # the writer's time of day
+    answers_boot_ms: int | None = None  # by the follower's own clock
+
+
+class ToldAck(NamedTuple):
+    """An acknowledgement with the clocks of the follower."""
+
+    ack: Ack
+    clock_ms: int
+    boot_ms: int
 
 
 class Refused(NamedTuple):
@@ -111,6 +122,7 @@ class Follower(Role):
                 epochs=tuple(disk.epoch_pairs()),
                 counted_in=newest_generation(histories_of(disk)) >> EPOCH_SHIFT,
                 shown=self.marks.shown,
+                clock_is_off=self.member.clocks.is_off,
             )
 
         self.elector = Elector(lease, self.rules.duration_s, status, peers, self.clock)
@@ -257,6 +269,9 @@ class Follower(Role):
         self.after(0.01, cut)
 
     def _copy(self, frame: Frame) -> None:
+        if frame.answers_boot_ms is not None:
+            name = member_name(int(self._address))
+            self.member.clocks.note(name, frame.answers_boot_ms, frame.clock_ms)
         if frame.epoch != self.epoch:
             raise InvalidRequest(f"a frame of epoch {frame.epoch} in {self.epoch}")
         if frame.records:
@@ -288,7 +303,9 @@ class Follower(Role):
         if now[:2] != self._told[:2] or now[2] - self._told[2] >= ANSWER_MS:
             self._told = now
             no_election_ms = self.elector.promise(self._promise_ms)
-            self._stream.send(self._end, Ack(*now, no_election_ms, self._leaves))
+            ack = Ack(*now, no_election_ms, self._leaves)
+            boot_ms = self.member.clocks.boot_ms()
+            self._stream.send(self._end, ToldAck(ack, self.clock.wall_ms(), boot_ms))
             self.world.counts["leaves"] += self._leaves
 
     # --- the disk, and what is seen ---------------------------------------------------------------

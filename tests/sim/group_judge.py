@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from cometmq.errors import CometError
-from cometmq.format import record
+from cometmq.format import delayed, record
 from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.format.halves import OP_TOPIC
 from cometmq.messaging.changes import (
@@ -37,7 +37,7 @@ from cometmq.replication.lease import Reason
 from cometmq.replication.watermarks import REPLICATED
 from services.broker.retry.retries import SendBackItem
 from tests.sim.disk import Disk, Record
-from tests.sim.member import WALL_WRONG_S_MAX, Group
+from tests.sim.member import CLOCK_SKEW_S_MAX, WALL_WRONG_S_MAX, Group
 from tests.sim.topics import GROUPS, LEVELS, ORDERLY, RECEIVING
 from tests.sim.world import Violation
 
@@ -65,7 +65,8 @@ class Origin(NamedTuple):
     unique_id: bytes
     source: int
     attempt: Attempt | None
-    store_time_ms: int
+    stored_ms: int  # by a right clock, or one that its writer could not know to be wrong
+    epoch: int
     topic: str
     reset: str = ""  # the group that a change of the state resets
 
@@ -223,8 +224,18 @@ class GroupJudge:
                 made = delivered.get(one.start)
                 if (made is not None) != (one.number <= reached):
                     raise Violation(f"level {level} reached {reached}: {one.number} is {made}")
-                if made is not None and made.store_time_ms < one.tags - EARLY_MS_MAX:
-                    raise Violation(f"delivered {one.tags - made.store_time_ms} ms early")
+                if made is None:
+                    continue
+                due_ms = self._judge.messages.stored_ms(one) + delayed.delay_ms(level)
+                # A clock that is wrong by less is not corrected. What the writer before had counted
+                # from a clock that was behind, the next one, with a right clock, delivers earlier.
+                early_ms_max = EARLY_MS_MAX
+                if self._judge.messages.is_clock_wrong:
+                    early_ms_max += round(CLOCK_SKEW_S_MAX * 1000)
+                if made.epoch != one.epoch:
+                    early_ms_max += self._judge.messages.behind_ms(one)
+                if made.stored_ms < due_ms - early_ms_max:
+                    raise Violation(f"level {level} delivered {due_ms - made.stored_ms} ms early")
 
     def _check_consumed(self, writer: Writer, origins: list[Origin]) -> None:
         taken = {
@@ -297,7 +308,9 @@ class GroupJudge:
             unique_id = found.body if is_sent else b""
             attempt = attempt_of(found) if source else None
             reset = _reset_of(found) if stored.queue < 0 else ""
-            origin = Origin(unique_id, source, attempt, found.store_time_ms, found.topic, reset)
+            messages = self._judge.messages
+            stored_ms = messages.stored_ms(stored) + messages.ahead_ms(stored)
+            origin = Origin(unique_id, source, attempt, stored_ms, stored.epoch, found.topic, reset)
             self._origins[stored.uid] = origin
         return origin
 

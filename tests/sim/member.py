@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from cometmq.member.clocks import Clocks
 from cometmq.messaging.generations import History
 from cometmq.messaging.locks import LockTable
 from cometmq.model import QueueKey, QueueRef
@@ -27,6 +28,7 @@ GROUP = "g"
 ASK_S_MAX = 2.0
 WALL_MS = 1_790_000_000_000
 WALL_WRONG_S_MAX = 0.3
+CLOCK_SKEW_S_MAX = 2.0
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class MemberClock:
         self._rate = rate
         self._since_s = world.now - world.between(10, 1e6)
         self._wrong_s = world.between(-WALL_WRONG_S_MAX, WALL_WRONG_S_MAX)
+        self.jump_s = 0.0  # while its time of day is badly wrong
 
     def boottime_s(self) -> float:
         return (self._world.now - self._since_s) * self._rate
@@ -68,7 +71,7 @@ class MemberClock:
 
     def wall_ms(self) -> int:
         """Set by somebody, so it differs a little from machine to machine."""
-        return WALL_MS + int((self._world.now + self._wrong_s) * 1000)
+        return WALL_MS + int((self._world.now + self._wrong_s + self.jump_s) * 1000)
 
     def booted(self) -> None:
         self._since_s = self._world.now - self._world.between(1, 10)
@@ -180,6 +183,7 @@ class Member:
         self.slow_disk_s = 0.0
         rate = 1 + group.world.between(-5e-4, 5e-4)
         self.clock = MemberClock(group.world, rate)
+        self.clocks = Clocks(self.clock, CLOCK_SKEW_S_MAX, None)
         self.disk = self._new_disk()
         self._start = start
         self._life = 0  # a start that was due in another one is not made
@@ -216,6 +220,7 @@ class Member:
         if self.process is not None:
             self.process.alive = False
         self.process = None
+        self.clocks = Clocks(self.clock, CLOCK_SKEW_S_MAX, None)  # an exec would keep them
         self.disk.kill()
         for stream in list(self.group.network.streams):
             stream.break_if_of(self.id)

@@ -13,8 +13,9 @@ from cometmq.format.halves import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC
 from cometmq.format.timers import TIMER_QUEUE, TIMER_TOPIC
 from cometmq.messaging.half_runs import EndedHalf
 from cometmq.messaging.transactions import Resolution
+from cometmq.replication.clock_comparison import Reading
 from tests.sim.disk import Disk, Record
-from tests.sim.member import WALL_MS, WALL_WRONG_S_MAX
+from tests.sim.member import CLOCK_SKEW_S_MAX, WALL_MS, WALL_WRONG_S_MAX
 from tests.sim.world import Violation
 
 if TYPE_CHECKING:
@@ -30,12 +31,13 @@ class Fact(NamedTuple):
 
     topic: str
     source: int
-    store_time_ms: int
+    stored_ms: int  # by a right clock
     unique_id: str
     due_ms: int = 0
     is_tombstone: bool = False
     target: str = ""  # of a half: the topic of its message
     listed: tuple[int, ...] = ()  # halves, by an op record
+    ahead_ms: int = 0  # of the writer's clock then, as far as it could not know
 
 
 class Held(NamedTuple):
@@ -45,6 +47,7 @@ class Held(NamedTuple):
 
     visible_ms: int
     told: Record
+    ahead_ms: int  # of the clock by which the member was told
 
 
 class MessageJudge:
@@ -57,9 +60,58 @@ class MessageJudge:
         self._judge = judge
         self.decisions: dict[str, Resolution] = {}
         self._facts: dict[int, Fact] = {}  # by uid
+        # By uid: by a right clock, when it was stored, and by how much a clock was ahead then that
+        # the writer could not know to be wrong.
+        self._stored: dict[int, tuple[int, int]] = {}
+        self._behind_ms: dict[int, int] = {}  # and by how much the clock was behind
         self._held: dict[int, Held] = {}  # by uid
         self._giving_epoch = 0  # of the newest writer that gave messages to a receiver
         self._acknowledged: dict[int, Record] = {}  # by uid: as ``Held.told``
+
+    # --- clocks -----------------------------------------------------------------------------------
+
+    @property
+    def _now_ms(self) -> int:
+        """By a right clock."""
+        return WALL_MS + round(self._world.now * 1000)
+
+    def stored(self, writer: Writer, one: Record) -> None:
+        """The writer appends a record."""
+        broker = writer.broker if writer.serving else None
+        ahead_ms = 0 if broker is None else broker.time.now_ms() - self._now_ms
+        if ahead_ms < -EARLY_MS_MAX:
+            self._behind_ms[one.uid] = -ahead_ms
+        clocks = writer.member.clocks
+        if writer.clock.jump_s and clocks.is_off:
+            self._world.counts["deliveries by a clock that others correct"] += 1
+            readings = [Reading(*values) for values in clocks.readings.values()]
+            error_ms = max(one.error_now_ms(clocks.boot_ms()) for one in readings)
+            ahead_ms = min(ahead_ms, error_ms)
+        elif abs(writer.clock.jump_s) <= EARLY_MS_MAX / 1000 and clocks.skew_ms is not None:
+            ahead_ms = min(ahead_ms, EARLY_MS_MAX)
+        self._stored[one.uid] = self._now_ms, max(0, ahead_ms)
+
+    @property
+    def is_clock_wrong(self) -> bool:
+        """Some clock was badly wrong in this run."""
+        counts = self._world.counts
+        return bool(counts["fault: clock ahead"] + counts["fault: clock behind"])
+
+    def stored_ms(self, one: Record) -> int:
+        """When a record was stored, by a right clock."""
+        return self._stored[one.uid][0] if one.uid in self._stored else 0
+
+    def ahead_ms(self, one: Record) -> int:
+        """How far the writer's clock was ahead then, as far as it could not know."""
+        return self._stored[one.uid][1] if one.uid in self._stored else 0
+
+    def behind_ms(self, one: Record) -> int:
+        """How far the writer's clock was behind when it stored the record."""
+        return self._behind_ms.get(one.uid, 0)
+
+    def _pop_ahead_ms(self, writer: Writer) -> int:
+        """How far the clock is ahead by which the writer counts invisible times."""
+        return writer.broker.receiving.groups.now_ms() - self._now_ms
 
     # --- messages received ------------------------------------------------------------------------
 
@@ -72,7 +124,7 @@ class MessageJudge:
             )
         self._giving_epoch = writer.epoch
         counts["received"] += len(delivery.messages)
-        now_ms = WALL_MS + round(self._world.now * 1000)
+        now_ms, ahead_ms = self._now_ms, self._pop_ahead_ms(writer)
         for one in delivery.messages:
             held, acked = self._held.get(one.uid), self._acknowledged.get(one.uid)
             counts["received again"] += held is not None
@@ -80,14 +132,16 @@ class MessageJudge:
                 if _has(disk, acked):
                     raise Violation(f"{one.number} of {delivery.key} returns, acknowledged")
                 counts["received again: the acknowledgement was lost in a fail-over"] += 1
-            elif held is not None and now_ms < held.visible_ms - EARLY_MS_MAX:
+            elif held is not None and now_ms < held.visible_ms - EARLY_MS_MAX - max(
+                0, ahead_ms - held.ahead_ms
+            ):
                 if _has(disk, held.told):
                     raise Violation(
                         f"{one.number} of {delivery.key} is given {held.visible_ms - now_ms} ms "
                         "before its time"
                     )
                 counts["received again: the lease was lost in a fail-over"] += 1
-            self._held[one.uid] = Held(delivery.visible_ms, disk.states[-1])
+            self._held[one.uid] = Held(delivery.visible_ms - ahead_ms, disk.states[-1], ahead_ms)
 
     def acknowledged(self, writer: Writer, one: Record) -> None:
         """A member hears that its message is done."""
@@ -97,7 +151,8 @@ class MessageJudge:
     def changed(self, writer: Writer, one: Record, visible_ms: int) -> None:
         """A member has a message until then, or no more."""
         self._world.counts["invisible times changed"] += 1
-        self._held[one.uid] = Held(visible_ms, writer.disk.states[-1])
+        ahead_ms = self._pop_ahead_ms(writer)
+        self._held[one.uid] = Held(visible_ms - ahead_ms, writer.disk.states[-1], ahead_ms)
 
     def unsure(self, one: Record) -> None:
         """It is not known until when a member has a message."""
@@ -109,7 +164,10 @@ class MessageJudge:
         """A producer hears whether its message was recalled in time."""
         self._world.counts["recalled in time" if in_time else "recalled too late"] += 1
         units = writer.disk.queues[self._judge.group.indexes[TIMER_QUEUE]]
-        source = units[recall.decode(handle).offset].start
+        named = recall.decode(handle)
+        if self._fact(units[named.offset]).due_ms != named.due_ms:
+            return  # it names a message that a forced election has lost: another is there now
+        source = units[named.offset].start
         stored = [one for one in writer.disk.records if one.queue >= 0]
         made = [one for one in stored if self._fact(one).source == source]
         tombstones = [one for one in made if self._fact(one).is_tombstone]
@@ -156,8 +214,10 @@ class MessageJudge:
         if len(made) > 1:
             raise Violation(f"of the timer at {start} was made {made}")
         for one in made:
-            if not one.is_tombstone and one.store_time_ms < fact.due_ms - EARLY_MS_MAX:
-                raise Violation(f"{fact.due_ms - one.store_time_ms} ms early: {start}")
+            early_ms = fact.due_ms - one.stored_ms
+            skew_ms = round(CLOCK_SKEW_S_MAX * 1000) if self.is_clock_wrong else 0
+            if not one.is_tombstone and early_ms > EARLY_MS_MAX + skew_ms + one.ahead_ms:
+                raise Violation(f"{early_ms} ms early, {one.ahead_ms} may be: {start}")
 
     def _check_half(self, start: int, fact: Fact, made: list[Fact]) -> None:
         if len(made) > 1:
@@ -205,7 +265,11 @@ class MessageJudge:
     def _fact(self, stored: Record) -> Fact:
         fact = self._facts.get(stored.uid)
         if fact is None:
-            fact = self._facts[stored.uid] = _fact_of(record.decode(stored.data))
+            fact = _fact_of(record.decode(stored.data))
+            if stored.uid in self._stored:
+                stored_ms, ahead_ms = self._stored[stored.uid]
+                fact = fact._replace(stored_ms=stored_ms, ahead_ms=ahead_ms)
+            self._facts[stored.uid] = fact
         return fact
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from cometmq.clock import Clock
 from cometmq.errors import BrokerDraining, CometError
 from cometmq.format import halves, queueunit, record
 from cometmq.format.halves import HALF_TOPIC
@@ -54,10 +53,9 @@ class Timers(TimerService):
     """Without the rolling before retention, which there is none of."""
 
     def __init__(
-        self, storage: Any, keeper: StateKeeper, relays: Any, metrics: Any, clock: Clock
+        self, storage: Any, keeper: StateKeeper, relays: Any, metrics: Any, time: BelievedTime
     ) -> None:
-        time = BelievedTime(clock, metrics, 0)
-        super().__init__(storage, keeper, relays, metrics, clock, time, reserved_ms=0)
+        super().__init__(storage, keeper, relays, metrics, time, time, reserved_ms=0)
         self._roll_at_s = math.inf
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
@@ -209,12 +207,13 @@ class Receiving:
         keeper: StateKeeper,
         retries: RetryService,
         metrics: Any,
+        time: BelievedTime,
     ) -> None:
         self._writer = writer
         self._storage = storage
         store: Any = storage
         reader: Any = QueueReader(storage)
-        self.groups = Pops(store, keeper, retries, metrics, writer.clock)
+        self.groups = Pops(store, keeper, retries, metrics, time)
         self._receives = Receives(self.groups, store, reader)
         self._acks = AckService(self.groups)
         self._topics = tuple(
@@ -282,14 +281,20 @@ class Later:
     """What a writer does later, by itself: timers and checks; and what clients ask of both."""
 
     def __init__(
-        self, writer: Writer, storage: Storage, keeper: StateKeeper, relays: Any, metrics: Any
+        self,
+        writer: Writer,
+        storage: Storage,
+        keeper: StateKeeper,
+        relays: Any,
+        metrics: Any,
+        time: BelievedTime,
     ) -> None:
         store: Any = storage
         none: Any = None
         clock = writer.clock
         self._writer = writer
         self._storage = storage
-        self.timers = Timers(store, keeper, relays, metrics, clock)
+        self.timers = Timers(store, keeper, relays, metrics, time)
         self.recalls = Recalls(store, keeper, relays, self.timers, BROKER_GROUP)
         self.transactions = TransactionService(
             store, keeper, relays, none, metrics, CHECK_RULES, clock

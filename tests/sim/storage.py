@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
-from cometmq.clock import Clock
+from cometmq.clock import Clock, DelayClock
 from cometmq.errors import BrokerDraining, SlaveNotAvailable
 from cometmq.format import record, timers
 from cometmq.format.properties import tag_of
@@ -90,12 +90,18 @@ class Storage:
         self.on_ack: Callable[[Batch], None] = lambda _batch: None
         self.on_show: Callable[[], None] = lambda: None
         self.on_move: Callable[[], None] = lambda: None
+        self.on_write: Callable[[Record], None] = lambda _made: None
         self.histories: Histories = ()
         self._indexes = {**indexes, STATE: STATE_INDEX}
-        self._clock = clock
+        self._now_ms = clock.wall_ms
+        self._promise: Callable[[int], None] = lambda _delay_ms: None
         self._new_uid = new_uid
         self._alone = False
         self._acks: dict[DurabilityClass, deque[Batch]] = {}
+
+    def stamp_by(self, time: DelayClock) -> None:
+        """As ``MessageStore.stamp_by``."""
+        self._now_ms, self._promise = time.wall_ms, time.promise
 
     # --- appending --------------------------------------------------------------------------------
 
@@ -114,6 +120,7 @@ class Storage:
             for _ in range(segment.count)
         ]
         ticket = self._append(drafts, union(segment.demands for segment in segments))
+        self._promise(max(segment.delay_ms for segment in segments))
         firsts = list(accumulate((segment.count for segment in segments), initial=0))
         appended = ticket.appended
         return ticket._replace(
@@ -133,6 +140,9 @@ class Storage:
             Draft(self._indexes[one.topic, one.queue_id], demands[one.topic], _relayed(one))
             for one in relayed
         ]
+        now_ms = self._now_ms()
+        waits_ms = [one.wait_ms(now_ms) for one in relayed if hasattr(one, "wait_ms")]
+        self._promise(max(waits_ms, default=0))
         return self._append(drafts, union(demands[one.topic] for one in relayed))
 
     def append_relay_run(
@@ -169,7 +179,7 @@ class Storage:
 
     def _append(self, drafts: Sequence[Draft], demands: DurabilityClass) -> Ticket:
         self.check_open()
-        now_ms = self._clock.wall_ms()
+        now_ms = self._now_ms()
         records = [self._write(draft, now_ms) for draft in drafts]
         batch = Batch(tuple(records), demands, Future())
         self._appended(batch)
@@ -205,6 +215,7 @@ class Storage:
             tags,
         )
         self.disk.append([made])
+        self.on_write(made)
         return made
 
     def _appended(self, batch: Batch) -> None:

@@ -18,6 +18,7 @@ from cometmq.errors import (
 )
 from cometmq.format import record
 from cometmq.format.halves import OP_TOPIC, OpRecord, op_records
+from cometmq.member.clocks import member_name
 from cometmq.member.state.halves import now_of, open_halves
 from cometmq.member.state.statelog import encode_record, load
 from cometmq.member.state.tail import progress_of
@@ -30,7 +31,6 @@ from cometmq.messaging.state import BrokerState
 from cometmq.replication.epoch_history import common_end
 from cometmq.replication.follower import (
     HEARTBEAT_S,
-    Ack,
     Replica,
     choose_successor,
     start_of_copy,
@@ -47,7 +47,7 @@ from cometmq.replication.watermarks import (
 from services.broker.sending.produce import Accepted, Claim
 from tests.sim.broker import Broker
 from tests.sim.disk import Disk, Histories, Record
-from tests.sim.follower import FollowerHello, Frame, WriterHello
+from tests.sim.follower import FollowerHello, Frame, ToldAck, WriterHello
 from tests.sim.lease import LeaseClient
 from tests.sim.log import Log
 from tests.sim.member import GROUP, Member, Role, reason_of
@@ -85,17 +85,22 @@ class Sender:
         self._end = end
         self._told: tuple[HighWatermarks, int] | None = None
         self._told_s = 0.0
+        self._ack_boot_ms: tuple[int, int] | None = None  # of its newest answer, and ours
         end.taken, end.ended = self._acked, self._gone
         self.pump()
 
     def _acked(self, message: object) -> None:
         writer = self._writer
-        if not isinstance(message, Ack):
+        if not isinstance(message, ToldAck):
             self.close()
             return
-        no_election_ms = min(message.no_election_ms, round(writer.rules.duration_s * 1000))
+        clocks, ack = writer.member.clocks, message.ack
+        if ack.answers_ms:
+            clocks.note(member_name(self.replica.member_id), ack.answers_ms, message.clock_ms)
+            self._ack_boot_ms = message.boot_ms, clocks.boot_ms()
+        no_election_ms = min(ack.no_election_ms, round(writer.rules.duration_s * 1000))
         try:
-            self.replica.acked(message._replace(no_election_ms=no_election_ms), writer.disk.end)
+            self.replica.acked(ack._replace(no_election_ms=no_election_ms), writer.disk.end)
         except InvalidRequest as error:
             writer.tell("refuses an ack", error)
             writer.world.counts["acks refused"] += 1
@@ -145,7 +150,12 @@ class Sender:
             self.replica.sent_to(records[-1].end)
         self._told, self._told_s = to_tell, now_s
         self.replica.framed(sent_ms, writer.disk.end)
-        self._stream.send(self._end, Frame(writer.epoch, records, *to_tell, sent_ms))
+        answers_ms = None
+        if self._ack_boot_ms is not None:
+            theirs_ms, came_ms = self._ack_boot_ms
+            answers_ms = theirs_ms + writer.member.clocks.boot_ms() - came_ms
+        frame = Frame(writer.epoch, records, *to_tell, sent_ms, writer.clock.wall_ms(), answers_ms)
+        self._stream.send(self._end, frame)
 
 
 class Writer(Role):
@@ -328,6 +338,7 @@ class Writer(Role):
         storage.on_ack = lambda batch: self.group.judge.acked(self, batch)
         storage.on_show = lambda: self.group.judge.shown(self)
         storage.on_move = self._moved
+        storage.on_write = lambda one: self.group.judge.messages.stored(self, one)
         self._since_s = self.clock.boottime_s()
         self.serving = self.writes = True
         self.tell(
@@ -340,6 +351,10 @@ class Writer(Role):
         self.spawn(self._renew())
         self.spawn(self._keep_sets())
         self._flush_at_times()
+
+    def _off_clocks(self) -> list[int]:
+        clocks = self.member.clocks
+        return [m.id for m in self.group.members if clocks.is_other_off(m.id)]
 
     def is_valid(self) -> bool:
         """Nobody else can be the writer now."""
@@ -582,7 +597,7 @@ class Writer(Role):
         if not self.serving or self.storage.sealed:
             return
         try:
-            follower = choose_successor(self._connected(), None, self.disk.end)
+            follower = choose_successor(self._connected(), None, self.disk.end, self._off_clocks())
         except NoFollower:
             return
         self.storage.sealed = True
