@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
-from cometmq.errors import DelayLevelInvalid, GroupNameInvalid, InvalidRequest
+from cometmq.errors import DelayLevelInvalid, FlowControl, GroupNameInvalid, InvalidRequest
 from cometmq.format import delayed, properties, timers
 from cometmq.format.delayed import REAL_TOPIC
 from cometmq.format.properties import ORIGIN_MESSAGE_ID, RETRY_TOPIC
@@ -30,7 +31,9 @@ from cometmq.model import (
 
 FIRST_LEVEL = 3
 DEAD = -1  # the delay level that asks for the dead letters at once
-ATTEMPTS_KNOWN_MAX = 10_000
+ATTEMPTS_KNOWN_MAX = 10_000  # of all groups, in the state
+ATTEMPTS_MAX = 300_000  # in the memory of a writer, below 300 bytes each
+KNOWN_S_MIN = 60.0  # a send-back that got no answer comes again within seconds
 
 DLQ_ORIGIN_TOPIC, DLQ_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID"
 _OF_DEAD_LETTERS = frozenset((DLQ_ORIGIN_TOPIC.encode(), DLQ_ORIGIN_MESSAGE_ID.encode()))
@@ -195,46 +198,68 @@ def attempt_of(found: Record) -> Attempt | None:
 class AttemptTable:
     """The last send-backs, each with the end of the log behind its record: one that is sent twice
     is stored once (RocketMQ stores it twice: #1589).
+
+    A writer knows all of the last minute, and the newest ``ATTEMPTS_KNOWN_MAX``. These are the
+    state: a reader of the log has no times.
     """
 
     def __init__(self) -> None:
-        self._ends: OrderedDict[Attempt, int] = OrderedDict()
+        self._known: OrderedDict[Attempt, tuple[int, float]] = OrderedDict()  # end, and since when
         self._unwritten: dict[Attempt, None] = {}  # that the state log does not know, in order
 
     def __len__(self) -> int:
-        return len(self._ends)
+        """Those of the state."""
+        return min(len(self._known), ATTEMPTS_KNOWN_MAX)
 
     def __iter__(self) -> Iterator[Attempt]:
-        """All of them, the oldest first."""
-        return iter(self._ends)
+        """Those of the state, the oldest first."""
+        return islice(self._known, len(self._known) - len(self), None)
 
     def end_of(self, attempt: Attempt) -> int | None:
         """Log offset behind the record; 0: an earlier writer has stored it; None: this send-back is
         new.
         """
-        return self._ends.get(attempt)
+        known = self._known.get(attempt)
+        return None if known is None else known[0]
 
-    def add(self, attempt: Attempt, end: int) -> None:
+    def check_room(self, count: int, now_s: float) -> None:
+        """Raises FlowControl while so many more would make it forget some of the last minute."""
+        while len(self._known) > ATTEMPTS_KNOWN_MAX:
+            _, (_, since_s) = next(iter(self._known.items()))
+            if now_s - since_s < KNOWN_S_MIN:
+                break
+            self._forget_oldest()
+        if len(self._known) + count > ATTEMPTS_MAX:
+            raise FlowControl(
+                f"groups have sent {ATTEMPTS_MAX} messages back within {KNOWN_S_MIN:g} s; which "
+                "these were is kept as long"
+            )
+
+    def add(self, attempt: Attempt, end: int, now_s: float) -> None:
         """The record is in the log."""
-        self._put(attempt, end)
+        self._known[attempt] = end, now_s
         self._unwritten[attempt] = None
 
     def restore(self, attempts: Iterable[Attempt]) -> None:
         """Takes send-backs as the state log has them, the oldest first."""
         for attempt in attempts:
-            self._put(attempt, self._ends.get(attempt, 0))
+            self._known.setdefault(attempt, (0, 0.0))
+        self._forget_beyond_the_state()
 
     def forget_group(self, group: str) -> None:
         """A group is gone, or begins again."""
-        for attempt in [attempt for attempt in self._ends if attempt.group == group]:
-            del self._ends[attempt]
+        self._forget_beyond_the_state()  # readers do not know them
+        for attempt in [attempt for attempt in self._known if attempt.group == group]:
+            del self._known[attempt]
             self._unwritten.pop(attempt, None)
 
-    def _put(self, attempt: Attempt, end: int) -> None:
-        self._ends[attempt] = end
-        if len(self._ends) > ATTEMPTS_KNOWN_MAX:
-            gone, _ = self._ends.popitem(last=False)
-            self._unwritten.pop(gone, None)
+    def _forget_beyond_the_state(self) -> None:
+        while len(self._known) > ATTEMPTS_KNOWN_MAX:
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        gone, _ = self._known.popitem(last=False)
+        self._unwritten.pop(gone, None)
 
     @property
     def has_unwritten(self) -> bool:

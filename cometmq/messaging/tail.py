@@ -98,7 +98,7 @@ class Tail:
         if is_timer:
             self.timer_sources.append(found.prepared_offset)
         if attempt is not None:
-            self._attempts.add(attempt, found.log_offset + found.size)
+            self._attempts.add(attempt, found.log_offset + found.size, self._now_s)
         elif level:
             self.delivered[level] = found.prepared_offset
         elif not is_timer:

@@ -22,6 +22,7 @@ from cometmq.errors import (
     TopicNotFound,
 )
 from cometmq.format.delayed import SCHEDULE_TOPIC
+from cometmq.format.timers import TIMER_TOPIC
 from cometmq.member.read import records
 from cometmq.messaging.state import STATE_TOPIC
 from cometmq.model import PROPERTIES_BYTES_MAX
@@ -119,6 +120,21 @@ async def test_a_send_back_that_is_sent_twice_is_stored_once(tmp_path: Path) -> 
         assert await send_back(broker, *items) == [3] * 300
         assert (await broker.status(SCHEDULE_TOPIC, 2)).appended_offset == 300
         assert (await broker.status(DLQ, 0)).appended_offset == 0
+
+
+async def test_a_send_back_is_stored_once_where_the_writer_dies_before_the_state_knows_it(
+    tmp_path: Path,
+) -> None:
+    """Only the log's end tells of it: for a delay level, for a time, for the dead letters."""
+    items = [item(0), item(1, delay_ms=600_000), item(2, delay_level=-1)]
+    async with running_broker(tmp_path, offset_record_interval_s=3_600) as broker:
+        await prepare(broker, b"0", b"1", b"2")
+        first = await send_back(broker, *items)
+        broker.crash()
+    async with running_broker(tmp_path) as broker:
+        assert await send_back(broker, *items) == first
+        ends = [(SCHEDULE_TOPIC, 2), (TIMER_TOPIC, 0), (DLQ, 0)]
+        assert [(await broker.status(*one)).appended_offset for one in ends] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -274,10 +274,10 @@ async def test_what_becomes_a_dead_letter_cannot_be_acknowledged(
     clock, gate, stores = Ahead(), asyncio.Event(), asyncio.Event()
     send_back = RetryService.send_back
 
-    async def held_up(retries: RetryService, group: str, items: Any) -> Any:
+    async def held_up(retries: RetryService, *args: Any) -> Any:
         stores.set()
         await gate.wait()
-        return await send_back(retries, group, items)
+        return await send_back(retries, *args)
 
     monkeypatch.setattr(RetryService, "send_back", held_up)
     async with running_broker(tmp_path, clock=clock) as broker:

@@ -189,7 +189,7 @@ class World:
             ids = Ids(b"%026X" % number, 10 * next(self.numbers), 3)
             self.state.streams.add(ids, end + number, 1.0)
             attempt = Attempt(self.source.choice(GROUPS), next(self.numbers), 1)
-            self.state.attempts.add(attempt, end)
+            self.state.attempts.add(attempt, end, 1.0)
             table.skip(Timer(10**13 + number, table.read + number))
         halves = self.state.halves
         for _ in range(3):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -32,7 +32,7 @@ from cometmq.messaging.pop.returns import ALL_MEMBERS
 from cometmq.model import RETRY_PREFIX, Position, QueueKey, TopicConfig
 from cometmq.telemetry import fields, logger
 from services.broker.pop.returns import PopReturns
-from services.broker.retry.retries import RetryService, SendBackItem
+from services.broker.retry.retries import RetryService, SendBackItem, SentBack
 
 _log = logger(__name__)
 
@@ -178,7 +178,8 @@ class PopGroups:
     ) -> None:
         """Messages of a lease leave it: for the retry topic after the time of a delay level, or
         (level 0) so many ms, or for the dead letters (``retry.DEAD``). From now on their member
-        cannot acknowledge them. Raises what appending raises; then they stay in the lease.
+        cannot acknowledge them. Raises what appending raises; those that the log has not taken stay
+        in the lease then, also where the caller goes away.
         """
         queue, number, tries = self.pops.find(group, key), lease.number, max(0, lease.attempt - 1)
         generation = self.state.generations.of(*key).current
@@ -187,18 +188,29 @@ class PopGroups:
             SendBackItem(*key, Position(generation, offset), level, tries=tries, delay_ms=delay_ms)
             for offset in offsets
         ]
+        left, refusals, rest = mask, list[CometError](), iter(offsets)
+
+        def taken(answers: Sequence[SentBack | CometError]) -> None:
+            nonlocal left
+            gone = 0
+            for answer, offset in zip(answers, rest, strict=False):
+                if isinstance(answer, CometError):
+                    if not isinstance(answer, MessageNotFound | StoreDamaged):
+                        refusals.append(answer)
+                        continue
+                    self.note_lost(group, key, offset, answer)
+                gone |= 1 << (offset - first)
+            left &= ~gone
+            if gone and queue is not None and self.pops.find(group, key) is queue:
+                self.finish(group, key, Done(number, first, gone))
+
         self._note_sent_away(number, first, mask)
         try:
-            answers = await self._retries.send_back(group, items)
-            for offset, answer in zip(offsets, answers, strict=True):
-                if isinstance(answer, MessageNotFound | StoreDamaged):
-                    self.note_lost(group, key, offset, answer)
-                elif isinstance(answer, CometError):
-                    raise answer
-            if self.pops.find(group, key) is queue and queue is not None:
-                self.finish(group, key, Done(number, first, mask))
+            await self._retries.send_back(group, items, taken)
+            if refusals:
+                raise refusals[0]
         except BaseException:
-            self._note_sent_away(number, first, 0, mask)
+            self._note_sent_away(number, first, 0, left)
             raise
 
     def _note_sent_away(self, number: int, first: int, added: int, removed: int = 0) -> None:

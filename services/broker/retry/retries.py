@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cometmq.clock import Clock
@@ -83,10 +83,15 @@ class RetryService:
         self._opened_end = storage.store.appended_offset
 
     async def send_back(
-        self, group: str, items: Sequence[SendBackItem]
+        self,
+        group: str,
+        items: Sequence[SendBackItem],
+        taken: Callable[[Sequence[SentBack | CometError]], None] = lambda _answers: None,
     ) -> list[SentBack | CometError]:
         """Take messages back, each decided on its own; returns when all that was taken is as safe
-        as its topic asks. Raises GroupNameInvalid, GroupNotFound, and what appending raises.
+        as its topic asks. ``taken`` gets the answers, in parts, when the log has what they tell: a
+        caller may go away before it is safe. Raises GroupNameInvalid, GroupNotFound, FlowControl,
+        and what appending raises.
         """
         settings = self._keeper.group(group)
         told = self._members.retry_times_max(group)
@@ -102,8 +107,9 @@ class RetryService:
                 for item, original in zip(items[part], found, strict=True)
             ]
             await self._make_topics(settings, made)
-            taken, end_of_slice = self._take(settings, made)
-            answers += taken
+            some, end_of_slice = self._take(settings, made)
+            taken(some)
+            answers += some
             end = max(end, end_of_slice)
         if end:
             demands = topic_demands(self._keeper.state.topics, SCHEDULE_TOPIC)
@@ -121,7 +127,7 @@ class RetryService:
     ) -> tuple[list[SentBack | CometError], int]:
         """Append what is new, at once, so that nobody takes it twice."""
         answers: list[SentBack | CometError] = []
-        fresh: dict[Attempt, Relayed] = {}
+        fresh: dict[Attempt, _Made] = {}
         attempts = self._keeper.state.attempts
         end = 0
         for one in planned:
@@ -132,16 +138,18 @@ class RetryService:
             attempt = Attempt(settings.name, made.source.log_offset, made.reconsume_times)
             known = attempts.end_of(attempt)
             if known is None:
-                fresh[attempt] = made
-                count = self._metrics.sent_back if wait.delay_ms else self._metrics.sent_to_dlq
-                count(made.source.topic, settings.name)
+                fresh[attempt] = made, wait
             else:
                 end = max(end, known or self._opened_end)
             answers.append(SentBack(*wait))
         if fresh:
-            end = self._relays.append(list(fresh.values())).appended.end_offset
-            for attempt in fresh:
-                attempts.add(attempt, end)
+            now_s = self._clock.monotonic_s()
+            attempts.check_room(len(fresh), now_s)
+            end = self._relays.append([made for made, _ in fresh.values()]).appended.end_offset
+            for attempt, (made, wait) in fresh.items():
+                attempts.add(attempt, end, now_s)
+                count = self._metrics.sent_back if wait.delay_ms else self._metrics.sent_to_dlq
+                count(made.source.topic, settings.name)
         return answers, end
 
     async def _make_topics(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cometmq.errors import DelayLevelInvalid, GroupNameInvalid
+from cometmq.errors import DelayLevelInvalid, FlowControl, GroupNameInvalid
 from cometmq.format import delayed, record
 from cometmq.messaging import retry
 from cometmq.messaging.retry import Attempt, AttemptTable, attempt_of
@@ -73,5 +73,30 @@ def test_the_last_send_backs_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     table = AttemptTable()
     attempts = [Attempt("G", source, 1) for source in range(5)]
     for end, attempt in enumerate(attempts, 100):
-        table.add(attempt, end)
+        table.add(attempt, end, 1.0)
+    table.check_room(1, 61.0)
     assert [table.end_of(attempt) for attempt in attempts] == [None, None, 102, 103, 104]
+
+
+def test_all_send_backs_of_a_minute_are_known_and_more_than_that_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(retry, "ATTEMPTS_KNOWN_MAX", 3)
+    monkeypatch.setattr(retry, "ATTEMPTS_MAX", 8)
+    table, reader = AttemptTable(), AttemptTable()
+    attempts = [Attempt("G", source, 1) for source in range(8)]
+    for second, attempt in enumerate(attempts):
+        table.check_room(1, float(second))
+        table.add(attempt, 100, float(second))
+    assert all(table.end_of(attempt) == 100 for attempt in attempts)
+    with pytest.raises(FlowControl):
+        table.check_room(1, 59.0)
+    reader.restore(table.unwritten())
+    assert list(reader) == list(table) == attempts[5:], "the state has a bound of its own"
+    table.check_room(2, 61.0)
+    known = [table.end_of(attempt) for attempt in attempts]
+    assert known == [None, None, *[100] * 6]
+    with pytest.raises(FlowControl):
+        table.check_room(3, 61.0)
+    table.forget_group("H")
+    assert [attempt for attempt in attempts if table.end_of(attempt)] == list(reader)

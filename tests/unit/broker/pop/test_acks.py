@@ -105,6 +105,31 @@ async def test_a_changed_time_counts_from_when_what_failed_was_sent_away(tmp_pat
         assert buried == Changed("", 0)
 
 
+async def test_what_is_sent_away_leaves_its_lease_though_its_member_goes_away(
+    tmp_path: Path,
+) -> None:
+    """While the copy waits for followers: else the message would come a second time."""
+    async with living_pop(tmp_path) as pop:
+        copied = TopicConfig("T", 1, 1, replication_mode=ReplicationMode.APPENDED)
+        await pop.member.keeper.put_topic(copied)
+        await pop.member.keeper.create_system_topic("%DLQ%G", 1)
+        await pop.send(b"0")
+        answer = await pop.receive()
+        await pop.member.on_disk()
+        authority, store = pop.member.set_authority, pop.member.store
+        end = store.appended_offset
+        authority.set_replicated(Replicated(end, end, is_alone=False))
+        item = ChangeItem(AckItem(answer.runs[0].handle), 0, failed=True)
+        with mock.patch.object(PopGroups, "is_dead", return_value=True):
+            said = asyncio.create_task(pop.acks.change("G", [item]))
+            await until(lambda: store.queue_bounds("%DLQ%G", 0)[1] == 1)
+            said.cancel()
+            await asyncio.wait({said})
+        queue = pop.member.state.pops.find("G", KEY)
+        assert queue is not None
+        assert queue.open_count == 0
+
+
 async def test_an_acknowledgement_tells_those_that_wait_for_its_key(tmp_path: Path) -> None:
     async with living_pop(tmp_path, orderly=True) as pop:
         await pop.send(b"0", b"1", key="k")

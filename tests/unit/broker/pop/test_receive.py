@@ -128,10 +128,10 @@ def hold_send_backs(pop: Pop, patch: pytest.MonkeyPatch) -> tuple[asyncio.Event,
     waits, go_on = asyncio.Event(), asyncio.Event()
     send_back = RetryService.send_back
 
-    async def held(retries: RetryService, group: str, items: Any) -> Any:
+    async def held(retries: RetryService, *args: Any) -> Any:
         waits.set()
         await go_on.wait()
-        return await send_back(retries, group, items)
+        return await send_back(retries, *args)
 
     patch.setattr(RetryService, "send_back", held)
     return waits, go_on
