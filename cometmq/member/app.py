@@ -26,6 +26,7 @@ from cometmq.errors import ConfigInvalid
 from cometmq.format.batch import BatchLimits
 from cometmq.format.delayed import use_levels
 from cometmq.format.record import BLANK_BYTES, host_bytes
+from cometmq.member import background
 from cometmq.member.clocks import Clocks
 from cometmq.member.config import MemberConfig
 from cometmq.member.context import MemberContext
@@ -258,10 +259,19 @@ class MemberApp(ABC):
 
     async def _until_deposed(self, coroutine: Coroutine[Any, Any, None]) -> None:
         try:
-            await coroutine
+            await self._named(coroutine)
         except* Deposed as errors:
             log.warning("deposed", extra=fields(reason="; ".join(map(str, errors.exceptions))))
             self.become(FOLLOWER_MODULE, DEPOSED)
+
+    async def _named(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        try:
+            await coroutine
+        except Exception as error:
+            if not background.ends_the_role(error):
+                name = getattr(coroutine, "__qualname__", "")
+                background.log_end(name, self._config.broker_group, error)
+            raise
 
     def _serve_metrics(self) -> None:
         host = self._config.listen_host

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cometmq.clock import Clock
+from cometmq.member.background import Restarts
 from cometmq.member.clocks import Clocks, GuardedClock
 from cometmq.member.config import MemberConfig
 from cometmq.member.hosts import BrokerIdentity
@@ -33,6 +34,11 @@ class MemberContext:
     metrics: MemberMetrics
     clock: Clock
     clocks: Clocks
+
+    @property
+    def restarts(self) -> Restarts:
+        """For background work that others can do without for a while."""
+        return Restarts(self.config.broker_group, self.metrics.background_failures, self.clock)
 
     @property
     def internal_address(self) -> str:

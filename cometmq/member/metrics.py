@@ -226,6 +226,11 @@ class MemberMetrics:
             "cometmq_halves_given_up",
             "Half messages that went to TRANS_CHECK_MAX_TIME_TOPIC: no producer has ended them.",
         )
+        self.background_failures = counter(
+            "cometmq_background_failures",
+            "How often background work met an unexpected error and began again.",
+            ["task"],
+        )
         self.transaction_checks = counter(
             "cometmq_transaction_checks", "Half messages that a producer was asked about."
         )

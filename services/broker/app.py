@@ -208,11 +208,12 @@ class _Parts:
 
     def background(self) -> list[Coroutine[Any, Any, None]]:
         """The coroutines that run as long as the broker does."""
+        keep = self._context.restarts.keep
         return [
             *self._writer.background(),
             self.registrar.run(),
-            self._client_api.forget_broadcasters(),
-            self._client_api.make_trace_topic(),
+            keep("idle broadcasters", self._client_api.forget_broadcasters),
+            keep("trace topic", self._client_api.make_trace_topic),
             *self._replication.background(),
         ]
 

@@ -165,18 +165,19 @@ class WriterCore:
         """The coroutines that run as long as the broker does."""
         config = self._config
         commit_s = config.commit_interval_commit_log / 1000
+        keep = self._context.restarts.keep
         return [
             self.storage.run(
                 config.flush_interval_consume_queue / 1000,
                 commit_s if config.transient_store_pool_enable else 0.0,
             ),
             self._state_writer.write(),
-            self._state_writer.export(),
-            self.schedule.run(),
-            self.checks.run(),
+            keep("exports", self._state_writer.export),
+            keep("delay levels", self.schedule.run),
+            keep("transaction checks", self.checks.run),
             self.timers.run(),
-            self.pop.returns.run(),
-            self.core.retention.run(),
+            keep("returns", self.pop.returns.run),
+            keep("retention", self.core.retention.run),
         ]
 
     async def _list_ended_halves(self) -> None:

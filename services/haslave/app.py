@@ -190,7 +190,7 @@ class _Parts:
         return [
             self._storage.run(self._context.config.flush_interval_consume_queue / 1000),
             self.registrar.run(),
-            self._core.retention.run(),
+            self._context.restarts.keep("retention", self._core.retention.run),
             self._follow(),
             self._watch_lease(),
             self._register_epochs(),
