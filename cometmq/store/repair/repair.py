@@ -24,6 +24,7 @@ from cometmq.store.disk.segments import Segment, Segments
 from cometmq.store.follower import FollowerStore
 from cometmq.store.log.commitlog import CommitLog
 from cometmq.store.log.scan import LogScan, find_good, found_at
+from cometmq.store.log.units import LOST_RECORD_BYTES_MIN
 from cometmq.store.metadata import abortfile, checkpoint, epochs, heads, identity
 from cometmq.store.metadata.checkpoint import UNKNOWN_START, Checkpoint
 from cometmq.store.metadata.heads import is_own, is_strange
@@ -174,6 +175,7 @@ class _Repair:
         )
         try:
             found = self._survey(log, known, whole=not incomplete, progress=progress)
+            found.damages = [_with_room(log, damage) for damage in found.damages]
             found.damages += self._given_up(log, found)
             self._refuse_what_was_not_accepted(log, found)
             if not found.damages:
@@ -452,6 +454,18 @@ class _Repair:
     def _note(self, action: str) -> None:
         logger.warning("%s: %s", self._paths.root, action)
         self._done.actions.append(action)
+
+
+def _with_room(log: Segments, damage: Damage) -> Damage:
+    """The damage with as many good records behind it as make room for the one that writes it off:
+    a record may be shorter than that.
+    """
+    segment = log.find(damage.start)
+    end = damage.end
+    while segment is not None and end < min(segment.end, damage.start + LOST_RECORD_BYTES_MIN):
+        behind = found_at(segment, end).record
+        end = segment.end if behind is None else end + behind.size
+    return damage._replace(end=end)
 
 
 def _last_before(log: Segments, offset: int) -> LastRecord:

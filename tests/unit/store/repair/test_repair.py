@@ -11,6 +11,7 @@ import pytest
 from cometmq.errors import MessageNotFound, StoreDamaged, StoreForeignFile, StoreLocked
 from cometmq.store.follower import FollowerStore
 from cometmq.store.layout import offset_name
+from cometmq.store.log.units import LOST_RECORD_BYTES_MIN
 from cometmq.store.recovery.replay import Loss
 from cometmq.store.repair.repair import Accepted, Repaired, repair
 from cometmq.store.repair.verify import Report, verify
@@ -686,3 +687,22 @@ def test_no_two_restored_copies_are_the_same_store(store: Path, tmp_path: Path) 
     names = [names_of(copy) for copy in copies]
     assert names[0][0] != names[1][0]
     assert names_of(store) not in names
+
+
+def test_a_short_damaged_record_is_written_off_with_the_next_one(tmp_path: Path) -> None:
+    """It has no room for the record that marks it as lost."""
+    filling = open_store(tmp_path)
+    append(filling, ("A", 0, [b"", b"1", b"2", b"3"]))
+    filling.close()
+    content = bytearray((tmp_path / "commitlog" / offset_name(0)).read_bytes())
+    first = int.from_bytes(content[:4], "big")
+    second = int.from_bytes(content[first : first + 4], "big")
+    assert first < LOST_RECORD_BYTES_MIN
+    damage(tmp_path, 0)
+    with pytest.raises(StoreDamaged, match=f"--write-off 0-{first + second} "):
+        mended(tmp_path)
+    done = mended(tmp_path, write_off=[(0, first + second)])
+    assert sum(loss.message_count for loss in done.losses) == 2
+    store = open_store(tmp_path)
+    assert bodies(store, "A", 0, 2) == [b"2", b"3"]
+    store.close()
