@@ -43,6 +43,7 @@ class Restarts:
         the pause is short again when it ran for longer than that. Raises what ends the role.
         """
         again_s = AGAIN_S_MIN
+        failures = self._failures.labels(task)  # from here on 0 is served
         while True:
             begun_s = self._clock.monotonic_s()
             try:
@@ -52,7 +53,7 @@ class Restarts:
                     raise
                 if self._clock.monotonic_s() - begun_s > AGAIN_S_MAX:
                     again_s = AGAIN_S_MIN
-                self._failures.labels(task).inc()
+                failures.inc()
                 _log.error(
                     "background work failed and begins again",
                     extra=fields(task=task, broker_group=self._broker_group, again_s=again_s),
