@@ -17,6 +17,8 @@ KEPT_MS = 30_000
 FORGOTTEN_MS = 86_400_000
 DRIFT = 1e-4  # two clocks may part by this much of the time since the reading
 DAY_MS = 86_400_000
+# From 2001 to 2099: seconds that were taken for milliseconds are below.
+TIME_MS_MIN, TIME_MS_MAX = 10**12, 4_070_908_800_000
 
 
 class Reading(NamedTuple):
@@ -47,8 +49,10 @@ class ClockComparison:
         self.readings = {name: Reading(*values) for name, values in (known or {}).items()}
 
     def note(self, name: str, first_ms: int, last_ms: int, theirs_ms: int) -> None:
-        """That clock showed ``theirs_ms`` between two moments, in ms since the boot."""
-        if last_ms < first_ms:
+        """That clock showed ``theirs_ms`` between two moments, in ms since the boot. A clock
+        that shows a time outside of this century does not count.
+        """
+        if last_ms < first_ms or not TIME_MS_MIN <= theirs_ms <= TIME_MS_MAX:
             return
         error_ms = (last_ms - first_ms + 1) // 2
         found = Reading(theirs_ms - (first_ms + last_ms) // 2, error_ms, last_ms)

@@ -28,6 +28,8 @@ from services.broker.replication.handover import HandOver
 from services.broker.replication.insync import InSyncSet
 from services.broker.replication.replicas import Replicas, Sender
 
+BOOT_MS_MAX = 2**53  # since the boot of a machine
+
 Context = Any  # grpc.aio.ServicerContext, whose message types differ from method to method
 
 
@@ -117,6 +119,10 @@ class ReplicationServicer(MemberServicer):
             )
 
     def _compare_clocks(self, sender: Sender, ack: member_pb2.ReplicaAck) -> None:
+        """Raises InvalidRequest for times that no clock shows."""
+        with self._replicas.refusals.counting(Reason.ACK):
+            if ack.sent_ms < 0 or not 0 <= ack.sent_boot_ms <= BOOT_MS_MAX:
+                raise InvalidRequest(f"ack: sent at {ack.sent_ms}, {ack.sent_boot_ms} since boot")
         if ack.HasField("sent_ms") and ack.answers_boot_ms:
             name = member_name(sender.replica.member_id)
             self._clocks.note(name, ack.answers_boot_ms, ack.sent_ms)

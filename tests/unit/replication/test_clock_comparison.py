@@ -82,12 +82,21 @@ def test_of_two_the_lower_counts_so_that_nothing_is_early(wrong_ms: int) -> None
 
 
 def test_a_single_clock_far_behind_the_log_does_not_count() -> None:
-    """Seconds were taken for milliseconds: else all that waits would wait for decades."""
-    seconds_ms = TRUE_MS // 1000 - TRUE_MS
+    """Else all that waits would wait for years."""
     stored_ms = TRUE_MS + UP_MS - 1_000
-    assert wrong(showing(seconds_ms), 0, stored_ms) == 0
-    assert wrong(showing(0), seconds_ms, stored_ms) == 0
+    assert wrong(showing(-2 * DAY_MS), 0, stored_ms) == 0
+    assert wrong(showing(0), -2 * DAY_MS, stored_ms) == 0
     assert wrong(showing(-HOUR_MS), 0, stored_ms) == -HOUR_MS
+
+
+@pytest.mark.parametrize("theirs_ms", [-(2**63), 0, 1_800_000_000, 2**62, 2**63 - 1])
+def test_a_clock_of_another_century_does_not_count(theirs_ms: int) -> None:
+    """Seconds that were taken for milliseconds, and what anybody may send."""
+    comparison = showing(0)
+    comparison.note("member 0", UP_MS, UP_MS, theirs_ms)
+    comparison.note("member 1", UP_MS, UP_MS, theirs_ms)
+    assert wrong(comparison, 0) == 0
+    assert list(comparison.readings) == ["member 0"]
 
 
 def test_clocks_are_forgotten_and_bound() -> None:
