@@ -98,7 +98,11 @@ async def apart(work: Awaitable[T]) -> T:
     """What ``work`` of an application returns or raises, in a task of its own: if it cancels its
     task, that is not the caller's. A cancelled caller cancels the work.
     """
-    return await asyncio.create_task(awaited(work))
+    try:
+        return await asyncio.create_task(awaited(work))
+    finally:
+        if asyncio.iscoroutine(work):  # a task that was cancelled at once has not begun it
+            work.close()
 
 
 async def awaited(work: Awaitable[T]) -> T:

@@ -23,6 +23,7 @@ from cometmq.errors import (
     InvalidRequest,
 )
 from cometmq.format import delayed
+from cometmq.format.timers import TIMER_TOPIC
 from cometmq.model import MessageType
 from cometmq.rpc.interceptors import error_from, from_proto
 from cometmq.v1 import broker_pb2 as pb
@@ -327,7 +328,7 @@ async def test_a_group_goes_with_its_topics_and_its_dead_letters_on_word(tmp_pat
 
         await until_async(nobody)
         assert await delete() == [RETRY]
-        assert await topics_of(broker) == {"T", DLQ, SCHEDULE}
+        assert await topics_of(broker) == {"T", DLQ, SCHEDULE, TIMER_TOPIC}
         listed = await broker.admin.ListGroups(pb.ListGroupsRequest())
         [left] = listed.summaries  # the dead letters of a group that is gone
         assert (left.group, left.dead_letter_count, left.queue_count) == ("G", 1, 0)

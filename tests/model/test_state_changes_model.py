@@ -57,6 +57,15 @@ TOPICS = ["T0", "T1"]
 GROUPS = ["g0", "g1"]
 
 
+RECEIVES = GROUPS[0]  # always; the others change their mode
+NEW_GROUPS = {
+    group: GroupSettings(group, policy=GroupPolicy(mode=ConsumeMode.POP))
+    if group == RECEIVES
+    else GroupSettings(group)
+    for group in GROUPS
+}
+
+
 class World:
     """A member, and the acts. An act without a result has told everything; one that answers a
     function is told by calling that, again and again until it is not refused.
@@ -81,7 +90,7 @@ class World:
             await self.member.put(topic, QUEUES)
             append(self.member.store, *((topic, n, [b"m"] * 20) for n in range(QUEUES)))
         for group in GROUPS:
-            await self.keeper.put_group(GroupSettings(group))
+            await self.keeper.put_group(NEW_GROUPS[group])
 
     def keys(self) -> list[tuple[str, int]]:
         return [(t, n) for t in TOPICS if t in self.state.topics for n in range(QUEUES)]
@@ -125,9 +134,10 @@ class World:
         return again
 
     def group(self) -> Callable[[], Awaitable[object]]:
-        number, mode = next(self.numbers), self.source.choice([ConsumeMode.POP, ConsumeMode.PULL])
-        policy = GroupPolicy(consume_timeout_min=number, mode=mode)
-        settings = GroupSettings(self.source.choice(GROUPS), retry_times_max=number, policy=policy)
+        number, name = next(self.numbers), self.source.choice(GROUPS)
+        modes = [ConsumeMode.POP] if name == RECEIVES else [ConsumeMode.POP, ConsumeMode.PULL]
+        policy = GroupPolicy(consume_timeout_min=number, mode=self.source.choice(modes))
+        settings = GroupSettings(name, retry_times_max=number, policy=policy)
         return lambda: self.keeper.put_group(settings)
 
     def drop_group(self) -> Callable[[], Awaitable[object]]:
@@ -138,7 +148,7 @@ class World:
         async def again() -> None:
             if name in self.state.groups:
                 await self.keeper.drop_group(name)
-            await self.keeper.put_group(GroupSettings(name))
+            await self.keeper.put_group(NEW_GROUPS[name])
 
         return again
 
@@ -148,6 +158,7 @@ class World:
                 history = self.state.generations.of(*key)
                 position = Position(history.current, self.source.randrange(20))
                 self.state.offsets.commit(group, key, position, history, 20)
+                self.state.pulled(group, key)
         return self.keeper.write_offsets
 
     def reset(self) -> Callable[[], None]:
@@ -167,7 +178,7 @@ class World:
 
     def leases(self) -> Callable[[], None]:
         pops = self.state.pops
-        for group in GROUPS:
+        for group in filter(self.state.receives, GROUPS):
             for key in self.keys():
                 queue = pops.open(group, key, 0)
                 for _ in range(2):

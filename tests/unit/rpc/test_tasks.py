@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 
 import pytest
@@ -131,3 +132,17 @@ async def test_a_cancelled_caller_cancels_the_work_apart() -> None:
     await stop_all([caller])
     assert caller.cancelled()
     assert ended.is_set()
+
+
+async def test_work_that_was_cancelled_before_it_began_leaves_no_warning() -> None:
+    """A coroutine that nobody awaits is one; warnings are errors."""
+
+    async def work() -> None:
+        raise AssertionError("it never begins")
+
+    task = asyncio.create_task(apart(work()))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    gc.collect()
