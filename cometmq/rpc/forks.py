@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakMethod, WeakSet
 
+from cometmq.clock import SystemClock
 from cometmq.errors import ClientForked
 from cometmq.telemetry import logger
 
@@ -31,6 +32,7 @@ _OFF = ("0", "false", "no")
 # gRPC names threads so, those of other libraries' channels too.
 _CORE_THREADS = ("grpc_", "event_engine")
 _AIO_THREAD = "_poll_wrapper"
+_THREADS_END_S_MAX = 0.5
 _TASKS = Path("/proc/self/task")
 
 _log = logger(__name__)
@@ -44,6 +46,7 @@ class Forks:
         self._watched: WeakKeyDictionary[object, WeakMethod[Callable[[], None]]] = (
             WeakKeyDictionary()
         )
+        self._was_used = False  # a channel was opened since the fork before
         self._grpc_runs = False  # before the fork that goes on now
         self._kept: list[object] = []  # what this process has inherited; freed when it ends
         self._is_refused = False
@@ -51,6 +54,7 @@ class Forks:
     def opened(self, channel: grpc.aio.Channel) -> None:
         """This process has opened the channel."""
         self._channels.add(channel)
+        self._was_used = True
 
     def watch(self, owner: object, forked: Callable[[], None]) -> None:
         """Calls ``forked``, a method of ``owner``, in each child of this process, which must not
@@ -72,10 +76,15 @@ class Forks:
         if any(_is_closed(channel) for channel in self._channels):
             gc.collect()
         is_supported = os.environ.get(_VARIABLE, "").lower() not in _OFF  # gRPC's default is "on"
-        threads = set(_threads())
-        self._grpc_runs = bool(self._channels) or (
-            _AIO_THREAD in threads if is_supported else bool(threads)
-        )
+        self._grpc_runs = bool(self._channels) or _runs(is_supported)
+        if self._was_used and not self._channels:
+            # The threads of a channel that is gone end a moment later.
+            clock, pause = SystemClock(), threading.Event()
+            until_s = clock.monotonic_s() + _THREADS_END_S_MAX
+            while self._grpc_runs and clock.monotonic_s() < until_s:
+                pause.wait(0.001)
+                self._grpc_runs = _runs(is_supported)
+        self._was_used = bool(self._channels)
         if self._grpc_runs and is_supported:
             _log.warning(
                 "the process is forked while it uses gRPC, whose fork support is on: the child may "
@@ -100,6 +109,12 @@ def _is_closed(channel: grpc.aio.Channel) -> bool:
     import grpc
 
     return channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN
+
+
+def _runs(is_supported: bool) -> bool:
+    """Whether gRPC has threads that a child would miss. ``is_supported``: its support is on."""
+    threads = set(_threads())
+    return _AIO_THREAD in threads if is_supported else bool(threads)
 
 
 def _threads() -> Iterator[str]:

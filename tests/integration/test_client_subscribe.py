@@ -48,7 +48,7 @@ class Traffic:
     def __init__(self) -> None:
         self.seen: Counter[bytes] = Counter()
         self.sent: set[bytes] = set()
-        self._stopped = False
+        self._stopped = self._all_seen = False
 
     async def send(self, namesrv: str) -> None:
         async with Producer(namesrv) as producer:
@@ -60,10 +60,14 @@ class Traffic:
     def stop(self) -> None:
         self._stopped = True
 
+    def end_reading(self) -> None:
+        """Readers commit what they polled last. Cancelled, they would leave it to other members."""
+        self._all_seen = True
+
     async def read(self, consumer: PullConsumer, until_s: float, *, by_hand: bool = False) -> None:
         loop = asyncio.get_running_loop()
         end_s = loop.time() + until_s
-        while loop.time() < end_s:
+        while loop.time() < end_s and not self._all_seen:
             messages = await consumer.poll(timeout_ms=20)
             self.seen.update(message.body for message in messages)
             await asyncio.sleep(0.002)
@@ -110,7 +114,8 @@ async def test_members_come_and_go_under_load_and_nothing_comes_twice(
             traffic.stop()
             await sending
             await until(lambda: traffic.seen.keys() >= traffic.sent)
-            reading.cancel()
+            traffic.end_reading()
+            await reading
     assert len(traffic.sent) > 100
     assert traffic.doubles == {}
 

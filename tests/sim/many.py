@@ -52,6 +52,11 @@ def kept() -> Iterator[Said]:
         logging.getLogger().removeHandler(said)
 
 
+def _pass_over_elections() -> None:
+    """In a process of the pool: warnings of elections would be most of what is kept."""
+    logging.getLogger("services.haslave.elector").setLevel(logging.ERROR)
+
+
 def outcome_of(seed: int) -> Outcome:
     with kept() as said:
         try:
@@ -65,5 +70,5 @@ def outcome_of(seed: int) -> Outcome:
 
 def outcomes(seeds: Iterable[int]) -> Iterator[Outcome]:
     """Of all of them, as they come."""
-    with get_context("spawn").Pool(os.cpu_count()) as pool:
+    with get_context("spawn").Pool(os.cpu_count(), _pass_over_elections) as pool:
         yield from pool.imap_unordered(outcome_of, seeds, SEEDS_AT_ONCE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable
 
@@ -47,7 +46,6 @@ ASYNC_TOPICS = [C.ASYNC, C.FLUSHED]
 
 def play(seed: int, told: Callable[[str], None] | None = None) -> Counter[str]:
     """Play one seed; what has happened. Raises Violation, and whatever a machine asserts."""
-    logging.getLogger("services.haslave.elector").setLevel(logging.ERROR)
     world = World(seed, told)
     group, judge, kinds = _made(world, TIME_OF_DAY_MS if seed % 4 == 0 else 0)
     for member in group.members:

@@ -8,8 +8,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import cast
 
+import grpc
 import pytest
+
+from cometmq.rpc import forks
 
 _PROGRAM = """
 import asyncio, gc, logging, threading
@@ -64,6 +68,21 @@ def test_open_channels_stay_and_nothing_is_told() -> None:
     found, told = play(keep=True)
     assert found == ["True", "True"]
     assert "forked" not in told
+
+
+class Freed:
+    """In the place of a channel that nothing holds any more."""
+
+
+def test_threads_that_are_about_to_end_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = iter([["grpc_"], ["grpc_"], []])
+    monkeypatch.setattr(forks, "_threads", lambda: next(left))
+    monkeypatch.setenv("GRPC_ENABLE_FORK_SUPPORT", "0")
+    process = forks.Forks()
+    process.opened(cast(grpc.aio.Channel, Freed()))
+    process.before()
+    process.in_child()
+    process.check()
 
 
 @pytest.mark.parametrize(
