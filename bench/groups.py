@@ -254,12 +254,13 @@ def measure_idle(cluster: LocalCluster, seconds: float) -> Idle:
     return Idle(members, cpu, kib_each)
 
 
-async def _create_topic(cluster: LocalCluster) -> None:
+async def create_topic(cluster: LocalCluster, name: str, queue_count: int) -> None:
+    """Makes a topic at a broker that wants no proof of the secret."""
     async with open_channel(cluster.brokers[0].internal_address) as channel:
         topic = common_pb2.TopicConfig(
-            name=TOPIC,
-            read_queue_count=QUEUES,
-            write_queue_count=QUEUES,
+            name=name,
+            read_queue_count=queue_count,
+            write_queue_count=queue_count,
             flush_mode=common_pb2.FLUSH_MODE_ASYNC,
         )
         stub = broker_pb2_grpc.BrokerAdminServiceStub(channel)
@@ -272,7 +273,7 @@ def run(folder: Path, tries: int, seconds: float) -> tuple[list[Rebalance], Idle
     options = {"internal_secret_file": "", "group_creations_per_peer_max": "100000"}
     cluster = asyncio.run(local.up(folder, broker_count=1, options=options))
     try:
-        asyncio.run(_create_topic(cluster))
+        asyncio.run(create_topic(cluster, TOPIC, QUEUES))
         idle = measure_idle(cluster, seconds)
         moved = [
             measure_rebalance(cluster, orderly=orderly, tries=tries) for orderly in (False, True)

@@ -491,12 +491,12 @@ class LocalStateInvalid(ConflictError):
 
 
 class GroupInUse(ConflictError):
-    """The consumer group has live members."""
+    """The consumer group has members, or static ones that are away."""
 
     code = 3006
     advice = (
-        "Stop its consumers first: cometmq group progress NAME shows them. A member that joins "
-        "afterwards creates the group again."
+        "Stop its consumers first: cometmq group members NAME shows them. A member that is away "
+        "goes with --remove CLIENT_ID. One that joins afterwards creates the group again."
     )
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from cometmq.admin import ops
 from cometmq.admin.connection import Connection, call, each, each_that_knows
+from cometmq.admin.group_members import disagreement, ids_changed
 from cometmq.admin.group_settings_cli import mode_text, retry_policy_text
 from cometmq.admin.views import (
-    GroupMemberView,
     GroupReportView,
     GroupSettingsView,
     GroupTopicView,
@@ -17,21 +17,6 @@ from cometmq.names import check_new_group
 from cometmq.v1 import broker_pb2
 
 CHANGE_DEADLINE_S = 10.0
-
-
-def disagreement(members: list[GroupMemberView]) -> str:
-    """What members of one group must have in common, and have not; empty: nothing."""
-    wrong = []
-    if len({one.message_model for one in members}) > 1:
-        wrong.append("the message model")
-    if len({one.allocation for one in members if one.allocation}) > 1:
-        wrong.append("the allocation (all use average)")
-    filters: dict[str, set[tuple[str, ...]]] = {}
-    for one in members:
-        for topic, wanted in one.subscriptions.items():
-            filters.setdefault(topic, set()).add(tuple(wanted))
-    wrong += [f"the filter of {topic}" for topic, some in sorted(filters.items()) if len(some) > 1]
-    return f"members do not agree on {', '.join(wrong)}" if wrong else ""
 
 
 async def create_group(
@@ -105,6 +90,7 @@ async def group_report(connection: Connection, group: str) -> GroupReportView:
         group=group,
         members=found.members,
         disagreement=disagreement(found.members),
+        changed_ids=ids_changed(found.members),
         topics=[
             GroupTopicView(
                 topic=topic,

@@ -6,12 +6,11 @@ from typing import Any
 
 import click
 
-from cometmq.admin import groups, ops, resets_cli
+from cometmq.admin import group_members, groups, ops, resets_cli
 from cometmq.admin.cluster_command import cluster_command
 from cometmq.admin.commandline import Group, broker_groups_option
 from cometmq.admin.connection import Connection
 from cometmq.admin.group_settings_cli import settings_options
-from cometmq.admin.groups import disagreement
 from cometmq.admin.views import (
     DeletedGroupView,
     GroupMemberView,
@@ -19,8 +18,19 @@ from cometmq.admin.views import (
     GroupReportView,
     GroupSettingsView,
     GroupView,
+    RemovedMemberView,
 )
 from cometmq.v1 import broker_pb2
+
+
+def _doubt(found: list[GroupMemberView] | list[RemovedMemberView]) -> str:
+    """What is wrong with the members that are shown, or stay."""
+    shown = [one for one in found if isinstance(one, GroupMemberView)]
+    stay = [one for one in found if isinstance(one, RemovedMemberView) and one.connected]
+    if stay:
+        names = ", ".join(one.client_id for one in stay)
+        return f"{names}: connected, and stays a member. cometmq client list shows from where"
+    return group_members.trouble(shown)
 
 
 def add_commands(group: click.Group) -> None:
@@ -64,14 +74,34 @@ def add_commands(group: click.Group) -> None:
         settings.group = name
         return await groups.update_group(connection, settings, broker_groups)
 
-    @cluster_command(group, "members", disagreement)
+    @cluster_command(group, "members", _doubt, has_more=True)
     @click.argument("name")
-    async def group_members(connection: Connection, name: str) -> list[GroupMemberView]:
-        """Show the live members of group NAME and what they read.
+    @click.option("--away", is_flag=True, help="Only static members that are away.")
+    @click.option(
+        "--remove",
+        "removed",
+        multiple=True,
+        metavar="CLIENT_ID",
+        help="End the session of this member, which is away. May be given several times.",
+    )
+    @click.option("--remove-away", is_flag=True, help="End the sessions of all that are away.")
+    async def members(
+        connection: Connection, name: str, away: bool, removed: tuple[str, ...], remove_away: bool
+    ) -> list[GroupMemberView] | list[RemovedMemberView]:
+        """Show members of a group, or remove those away.
+
+        A static member that is away keeps its share of the queues until its session ends, and
+        nobody reads them. --remove gives them to the others at once. A client that comes back joins
+        again. One that is connected stays: then the command ends with exit code 3.
 
         mqadmin: consumerConnection.
         """
-        return await ops.group_members(connection, name)
+        if removed and remove_away:
+            raise click.UsageError("take one of --remove and --remove-away")
+        if removed or remove_away:
+            return await group_members.remove_members(connection, name, removed)
+        found = await ops.group_members(connection, name)
+        return [one for one in found if one.is_away] if away else found
 
     @cluster_command(group, "info", has_more=True)
     @click.argument("name")
@@ -82,12 +112,13 @@ def add_commands(group: click.Group) -> None:
         """
         return await groups.group_settings(connection, name)
 
-    @cluster_command(group, "status", lambda found: found.disagreement)
+    @cluster_command(group, "status", lambda found: group_members.trouble(found.members))
     @click.argument("name")
     async def group_status(connection: Connection, name: str) -> GroupReportView:
         """Show group NAME at a glance: members, lag, settings.
 
-        Ends with exit code 3 when members do not agree. `group progress` has every queue.
+        Ends with exit code 3 when members do not agree, or client ids change at restarts. `group
+        progress` has every queue.
         mqadmin: consumerStatus, consumerProgress.
         """
         return await groups.group_report(connection, name)

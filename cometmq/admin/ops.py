@@ -31,6 +31,7 @@ from cometmq.admin.convert import (
     topic_view,
     writer_of,
 )
+from cometmq.admin.group_members import members_of
 from cometmq.admin.views import (
     CreatedTopicView,
     DeletedGroupView,
@@ -52,6 +53,7 @@ from cometmq.errors import (
     RouteNotFound,
     TopicNotFound,
 )
+from cometmq.messaging.groups import in_the_way
 from cometmq.messaging.order import OrderedQueues
 from cometmq.messaging.topics import is_system
 from cometmq.model import FlushMode, MessageType, ReplicationMode
@@ -349,6 +351,7 @@ def _group_view(name: str, answers: Mapping[str, broker_pb2.ListGroupsResponse])
         name,
         where,
         member_count=max(one.member_count for one in observed),
+        away_count=max(one.away_count for one in observed),
         queue_count=sum(one.queue_count for one in observed),
         idle_ms=min(one.idle_ms for one in observed),
         retry_count=sum(one.retry_count for one in observed),
@@ -374,11 +377,12 @@ async def delete_group(
             m.internal_address, connection.admin(m).ListGroups, broker_pb2.ListGroupsRequest()
         ),
     )
-    known = _group_view(name, listed)
-    if known.member_count:
-        raise GroupInUse(
-            f"group {name} has {known.member_count} members, or static ones that are away"
-        )
+    if _group_view(name, listed).member_count:
+        members = await group_members(connection, name)
+        away = [one.client_id for one in members if one.is_away]
+        connected = [one.client_id for one in members if not one.is_away]
+        if members:
+            raise GroupInUse(in_the_way(name, connected, away))
     request = broker_pb2.DeleteGroupRequest(group=name, dead_letters=dead_letters)
 
     async def delete(member: namesrv_pb2.Member) -> broker_pb2.DeleteGroupResponse | None:
@@ -419,30 +423,10 @@ async def delete_idle_groups(
     return done
 
 
-def _message_model(member: broker_pb2.GroupMember) -> str:
-    if member.mode == broker_pb2.CONSUME_MODE_POP:
-        return "pop"
-    return "broadcasting" if member.is_broadcasting else "clustering"
-
-
-def _member_view(member: broker_pb2.GroupMember) -> GroupMemberView:
-    return GroupMemberView(
-        member.client_id,
-        # The tags, or the SQL92 expression; empty = every message.
-        {
-            s.topic: [s.filter.sql] if s.filter.sql else sorted(s.filter.tags)
-            for s in member.subscriptions
-        },
-        _message_model(member),
-        member.allocation,
-        sum(len(held.queue_ids) for held in member.held),
-        member.session_ms,
-        member.is_away,
-    )
-
-
 async def group_members(connection: Connection, group: str) -> list[GroupMemberView]:
-    """The live members of a group. GroupNotFound when no broker group knows it."""
+    """The members of a group, those that are away included. GroupNotFound when no broker group
+    knows it.
+    """
     return (await group_progress(connection, group)).members
 
 
@@ -459,9 +443,6 @@ async def group_progress(
         lambda m: call(m.internal_address, connection.admin(m).DescribeGroup, request),
         GroupNotFound(f"no broker group knows a consumer group {group}"),
     )
-    # A client joins at one broker group; after a change of that it may be seen at two for a moment.
-    listed = [m for answer in answers.values() for m in answer.members]
-    members = {m.client_id: m for m in sorted(listed, key=lambda m: not m.is_away)}
     rows = [
         _progress_view(broker_group, row)
         for broker_group, answer in answers.items()
@@ -469,7 +450,7 @@ async def group_progress(
     ]
     return GroupProgressView(
         group=group,
-        members=[_member_view(member) for _, member in sorted(members.items())],
+        members=members_of(answers.values()),
         queues=sorted(rows, key=lambda row: (row.topic, row.broker_group, row.queue_id)),
         lag_count=sum(row.lag_count or 0 for row in rows),
     )

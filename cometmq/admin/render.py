@@ -35,24 +35,29 @@ def show(result: Any, form: str) -> None:
         views.VerifiedView: _show_verified,
         views.RepairedView: _show_repaired,
     }
+    many: dict[type, Callable[[Any], None]] = {
+        views.MessageView: _show_messages,
+        views.GroupMemberView: partial(_show_members, wide=form == WIDE),
+        views.GroupStatusView: _show_groups,
+        views.ClientDescriptionView: partial(_show_each, partial(_show_client, wide=form == WIDE)),
+        views.ClientStacksView: partial(_show_each, _show_stacks),
+    }
     match result:
         case views.MessageView():
             show_message(result, form)
-        case [views.MessageView(), *_]:
-            for message in result:
-                show_message(message, TABLE)
-        case [views.GroupStatusView(), *_]:
-            _show_groups(result)
-        case [views.ClientDescriptionView(), *_]:
-            _show_each(partial(_show_client, wide=form == WIDE), result)
-        case [views.ClientStacksView(), *_]:
-            _show_each(_show_stacks, result)
+        case [first, *_] if type(first) in many:
+            many[type(first)](result)
         case list():
             _print_table(result, wide=form == WIDE)
         case _ if type(result) in forms:
             forms[type(result)](result)
         case _:
             _print_table([result])
+
+
+def _show_messages(messages: Sequence[views.MessageView]) -> None:
+    for message in messages:
+        show_message(message, TABLE)
 
 
 def show_message(message: views.MessageView, form: str) -> None:
@@ -137,14 +142,25 @@ def export_lines(view: views.LocalView) -> list[str]:
     return [f"export {name}='{value}'" for name, value in observed.items() if value]
 
 
+def _show_members(members: list[views.GroupMemberView], *, wide: bool = False) -> None:
+    _print_table(members, empty="There is no member.", wide=wide)
+    if away := [one for one in members if one.is_away]:
+        left_s = max(one.session_left_ms for one in away) / 1000
+        print(
+            f"{len(away)} away: nobody reads their share of the queues until their sessions end, "
+            f"in {left_s:,.0f} s at most. cometmq group members NAME --remove CLIENT_ID, or "
+            "--remove-away, gives it to the others."
+        )
+
+
 def _show_progress(view: views.GroupProgressView) -> None:
-    _print_table(view.members, empty="No member is alive.")
+    _show_members(view.members)
     _print_table(view.queues, empty="Nothing was committed, and no member subscribes.")
     print(f"lag {view.lag_count:,}")
 
 
 def _show_report(view: views.GroupReportView) -> None:
-    _print_table(view.members, empty="No member is alive.")
+    _show_members(view.members)
     print()
     _print_table(view.topics, empty="Nothing was committed, and no member subscribes.")
     print()
@@ -402,6 +418,12 @@ def _hours(time_ms: int) -> str:
     return f"{time_ms / 3_600_000:g} h" if time_ms else ""
 
 
+def _away(member: views.GroupMemberView) -> str:
+    if not member.is_away:
+        return ""
+    return f"{member.away_ms / 1000:.0f} s, {member.session_left_ms / 1000:.0f} s left"
+
+
 def _subscriptions(member: views.GroupMemberView) -> list[str]:
     return [f"{topic} [{' || '.join(tags) or '*'}]" for topic, tags in member.subscriptions.items()]
 
@@ -461,6 +483,7 @@ def _role(member: views.MemberView | views.BrokerMemberView) -> str:
 # Columns that a table has with --wide only.
 _WIDE_ONLY: dict[type, tuple[str, ...]] = {
     views.ClientView: ("agent",),
+    views.GroupMemberView: ("address",),
     views.ClientQueueView: ("bytes",),
     views.DelayedView: ("recall handle",),
     views.HalfView: ("unique id",),
@@ -608,6 +631,7 @@ _COLUMNS: dict[type, tuple[Column, ...]] = {
         ("group", lambda v: v.group),
         ("broker groups", lambda v: v.broker_groups),
         ("members", lambda v: v.member_count),
+        ("away", lambda v: v.away_count),
         ("queues", lambda v: v.queue_count),
         ("retries", lambda v: v.retry_count),
         ("dead letters", lambda v: v.dead_letter_count),
@@ -722,7 +746,14 @@ _COLUMNS: dict[type, tuple[Column, ...]] = {
         ("allocation", lambda v: v.allocation),
         ("queues", lambda v: v.held_queue_count),
         ("session", lambda v: f"{v.session_ms / 1000:g} s" if v.session_ms else ""),
-        ("away", lambda v: "away" if v.is_away else ""),
+        ("away", _away),
+        ("address", lambda v: v.address),
+    ),
+    views.RemovedMemberView: (
+        ("removed member", lambda v: v.client_id),
+        ("group", lambda v: v.group),
+        ("at", lambda v: v.broker_groups),
+        ("connected at", lambda v: v.connected),
     ),
     views.ClientView: (
         ("kind", lambda v: v.kind),

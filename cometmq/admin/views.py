@@ -256,7 +256,8 @@ class GroupView:
 
     group: str
     broker_groups: list[str]  # where it is known
-    member_count: int | None = None  # live members, at the broker group that has most
+    member_count: int | None = None  # also those away, at the broker group that has most
+    away_count: int | None = None  # of these, static ones that are away
     queue_count: int | None = None  # that it has committed for
     idle_ms: int | None = None  # without member and commit, since the writers' start at most
     retry_count: int | None = None  # messages in its retry topic
@@ -299,7 +300,7 @@ class GroupSettingsView:
 
 @dataclass(frozen=True, slots=True)
 class GroupMemberView:
-    """A live client of a consumer group."""
+    """A member of a consumer group. Fields from ``address`` on are of brokers that send them."""
 
     client_id: str
     # Topic → tags, or one SQL92 expression; none = every message.
@@ -309,6 +310,20 @@ class GroupMemberView:
     held_queue_count: int  # queues that it reads, or is about to; 0: none, or not sent
     session_ms: int = 0  # how long it stays a member when it has gone; 0: it is no static member
     is_away: bool = False  # it has gone, and is a member still
+    address: str = ""  # host:port that it has called from
+    member_ms: int = 0  # for how long it has been a member
+    away_ms: int = 0  # for how long it has been away
+    session_left_ms: int = 0  # how long nobody else gets its queues
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedMemberView:
+    """A member of a consumer group that was to be removed."""
+
+    group: str
+    client_id: str
+    broker_groups: list[str]  # where it was away, and is a member no more
+    connected: list[str]  # broker groups where it has a stream, and stays
 
 
 @dataclass(frozen=True, slots=True)
@@ -501,6 +516,7 @@ class GroupReportView:
     group: str
     members: list[GroupMemberView]
     disagreement: str  # what members do not have in common and should; empty: nothing
+    changed_ids: str  # why client ids seem to change at restarts; empty: they do not
     topics: list[GroupTopicView]
     settings: list[GroupSettingsView]
     lag_count: int

@@ -7,7 +7,7 @@ is not: it is the set of streams that clients hold open, and it dies with the br
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from cometmq.errors import ClientIdInUse, GroupNameInvalid, InvalidRequest, LimitExceeded
@@ -23,6 +23,11 @@ DETAIL_LENGTH_MAX = 64
 HELD_QUEUES_MAX = 16_384
 SESSION_MS_MAX = 1_800_000
 SESSIONS_NOTED_MIN = 1_024
+# A client that restarts under its id is back by then.
+BACK_S = 5.0
+# A deploy starts a new process so long before it stops the old one, at most.
+SURGE_S = 120.0
+NAMED_MAX = 5  # members, in an error
 REPLACED_MAX = 8  # instances of a member that may not come back, remembered
 RETRY_TIMES_MAX = 1_000_000
 MEMBER_ID_MAX = 1_000
@@ -111,7 +116,8 @@ NO_DETAILS = MemberDetails()
 class Member:
     """One client of a group, and the stream that holds it: higher = opened later.
 
-    ``away_until_s``: its stream has ended, and it stays a member until then; None: it is there.
+    ``since_s``: when the client became a member. ``away_until_s``: its stream has ended, and it
+    stays a member until then; None: it is there.
     ``replaced``: the instances that had its name before, and may not have it again.
     """
 
@@ -119,8 +125,16 @@ class Member:
     stream: int
     subscriptions: tuple[Subscription, ...]
     details: MemberDetails = NO_DETAILS
+    since_s: float = 0.0
     away_until_s: float | None = None
     replaced: tuple[str, ...] = ()
+
+    @property
+    def away_since_s(self) -> float | None:
+        """When its stream ended; None: it is there."""
+        if self.away_until_s is None:
+            return None
+        return self.away_until_s - self.details.session_ms / 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +146,69 @@ class Membership:
 
     version: int
     members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """For how long a client has been a member, and for how long of that it has been away; None: it
+    has a stream.
+    """
+
+    client_id: str
+    member_s: float
+    away_s: float | None = None
+
+
+def changed_ids(stays: Iterable[Stay]) -> str:
+    """Why the client ids of a group seem to change at restarts: static members are away, and others
+    have come in their place, after them or a little before. Empty: they do not.
+    """
+    stays = list(stays)
+    away = [one for one in stays if one.away_s is not None and one.away_s >= BACK_S]
+    new = [
+        one
+        for one in stays
+        if one.away_s is None and any(_is_in_place_of(one, other) for other in away)
+    ]
+    if not new:
+        return ""
+    return (
+        f"client ids seem to change at restarts: {_some([one.client_id for one in away])} "
+        f"{'is' if len(away) == 1 else 'are'} away and keep their queues, and "
+        f"{_some([one.client_id for one in new])} came in their place. Give a consumer with "
+        "session_ms the same client_id after each restart, or no session_ms; cometmq group members "
+        "NAME --remove-away gives the queues to the others"
+    )
+
+
+def _is_in_place_of(new: Stay, gone: Stay) -> bool:
+    """Whether the one came after the other had gone; or not long before that, to a group in which
+    the other was already.
+    """
+    assert gone.away_s is not None
+    is_later = new.member_s + SURGE_S < gone.member_s
+    return new.member_s < gone.away_s + (SURGE_S if is_later else 0.0)
+
+
+def in_the_way(group: str, connected: Sequence[str], away: Sequence[str]) -> str:
+    """Why a group cannot go, by the client ids of its members."""
+    kinds = ((connected, "is connected", "are connected"), (away, "is away", "are away"))
+    said = " and ".join(
+        f"{_some(ids)} {one if len(ids) == 1 else many}" for ids, one, many in kinds if ids
+    )
+    if not away:
+        return f"group {group} has members: {said}"
+    which = f"--remove {away[0]}" if len(away) == 1 else "--remove-away"
+    return (
+        f"group {group} has members: {said}; cometmq group members {group} {which} ends "
+        "the sessions of those that are away"
+    )
+
+
+def _some(client_ids: Sequence[str]) -> str:
+    named = ", ".join(client_ids[:NAMED_MAX])
+    more = len(client_ids) - NAMED_MAX
+    return f"{named} and {more} more" if more > 0 else named
 
 
 class _Group:
@@ -176,6 +253,7 @@ class MemberTable:
         stream: int,
         subscriptions: Sequence[Subscription],
         details: MemberDetails = NO_DETAILS,
+        now_s: float = 0.0,
     ) -> bool:
         """Lets a client join, or replaces what it reads.
 
@@ -190,7 +268,12 @@ class MemberTable:
         if before is not None and before.stream > stream:
             return False
         member = Member(
-            client_id, stream, tuple(subscriptions), details, replaced=_replaced(before, details)
+            client_id,
+            stream,
+            tuple(subscriptions),
+            details,
+            since_s=now_s if before is None else before.since_s,
+            replaced=_replaced(before, details),
         )
         if known is None or before is None:
             self._check_room(group, known)
@@ -263,6 +346,29 @@ class MemberTable:
                 self._remove(group, known, client_id)
                 ended.append((group, client_id))
         return ended
+
+    def away(self, group: str) -> list[Member]:
+        """The members without a stream, in order of client id."""
+        return [one for one in self.view(group).members if one.away_until_s is not None]
+
+    def stays(self, group: str, now_s: float) -> list[Stay]:
+        """For how long the members have been there, or away, in order of client id."""
+        return [
+            Stay(
+                one.client_id,
+                now_s - one.since_s,
+                None if one.away_since_s is None else now_s - one.away_since_s,
+            )
+            for one in self.view(group).members
+        ]
+
+    def remove_away(self, group: str, client_id: str) -> bool:
+        """Ends a session before its time. False: there is no such member, or it has a stream."""
+        known = self._groups.get(group)
+        if known is None or not self.is_away(group, client_id):
+            return False
+        self._remove(group, known, client_id)
+        return True
 
     def view(self, group: str) -> Membership:
         """The group now; a group without members has version 0."""

@@ -1883,6 +1883,10 @@ class GroupMember(_message.Message):
     SESSION_MS_FIELD_NUMBER: _builtins.int
     IS_AWAY_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    MEMBER_MS_FIELD_NUMBER: _builtins.int
+    AWAY_MS_FIELD_NUMBER: _builtins.int
+    SESSION_LEFT_MS_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """The client's name."""
     instance_id: _builtins.str
@@ -1897,6 +1901,14 @@ class GroupMember(_message.Message):
     """Its stream has ended, and its session has not: it is a member, and reads nothing now."""
     mode: Global___ConsumeMode.ValueType
     """POP: it receives; the queues are divided among the others."""
+    address: _builtins.str
+    """host:port that it has called from. Of DescribeGroup of a writer only, as what follows."""
+    member_ms: _builtins.int
+    """For how long it has been a member."""
+    away_ms: _builtins.int
+    """Of a member that is away: for how long."""
+    session_left_ms: _builtins.int
+    """Of a member that is away: how long its session still lasts."""
     @_builtins.property
     def subscriptions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Subscription]:
         """What it reads."""
@@ -1917,10 +1929,14 @@ class GroupMember(_message.Message):
         session_ms: _builtins.int = ...,
         is_away: _builtins.bool = ...,
         mode: Global___ConsumeMode.ValueType = ...,
+        address: _builtins.str = ...,
+        member_ms: _builtins.int = ...,
+        away_ms: _builtins.int = ...,
+        session_left_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation", b"allocation", "client_id", b"client_id", "held", b"held", "instance_id", b"instance_id", "is_away", b"is_away", "is_broadcasting", b"is_broadcasting", "mode", b"mode", "session_ms", b"session_ms", "subscriptions", b"subscriptions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "allocation", b"allocation", "away_ms", b"away_ms", "client_id", b"client_id", "held", b"held", "instance_id", b"instance_id", "is_away", b"is_away", "is_broadcasting", b"is_broadcasting", "member_ms", b"member_ms", "mode", b"mode", "session_left_ms", b"session_left_ms", "session_ms", b"session_ms", "subscriptions", b"subscriptions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -4327,6 +4343,7 @@ class GroupSummary(_message.Message):
 
     GROUP_FIELD_NUMBER: _builtins.int
     MEMBER_COUNT_FIELD_NUMBER: _builtins.int
+    AWAY_COUNT_FIELD_NUMBER: _builtins.int
     QUEUE_COUNT_FIELD_NUMBER: _builtins.int
     RETRY_COUNT_FIELD_NUMBER: _builtins.int
     DEAD_LETTER_COUNT_FIELD_NUMBER: _builtins.int
@@ -4334,7 +4351,9 @@ class GroupSummary(_message.Message):
     group: _builtins.str
     """Consumer group name."""
     member_count: _builtins.int
-    """Live members."""
+    """Its members, those that are away included."""
+    away_count: _builtins.int
+    """Of these, the static ones that are away."""
     queue_count: _builtins.int
     """Queues that it has committed for."""
     retry_count: _builtins.int
@@ -4350,6 +4369,7 @@ class GroupSummary(_message.Message):
         *,
         group: _builtins.str = ...,
         member_count: _builtins.int = ...,
+        away_count: _builtins.int = ...,
         queue_count: _builtins.int = ...,
         retry_count: _builtins.int = ...,
         dead_letter_count: _builtins.int = ...,
@@ -4357,7 +4377,7 @@ class GroupSummary(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_letter_count", b"dead_letter_count", "group", b"group", "idle_ms", b"idle_ms", "member_count", b"member_count", "queue_count", b"queue_count", "retry_count", b"retry_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["away_count", b"away_count", "dead_letter_count", b"dead_letter_count", "group", b"group", "idle_ms", b"idle_ms", "member_count", b"member_count", "queue_count", b"queue_count", "retry_count", b"retry_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -4685,6 +4705,64 @@ class DeleteGroupResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeleteGroupResponse: _TypeAlias = DeleteGroupResponse  # noqa: Y015
+
+@_typing.final
+class RemoveMembersRequest(_message.Message):
+    """See BrokerAdminService.RemoveMembers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    CLIENT_IDS_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    """Consumer group name."""
+    @_builtins.property
+    def client_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Their names, at most 4,096; none = all that are away."""
+
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        client_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_ids", b"client_ids", "group", b"group"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveMembersRequest: _TypeAlias = RemoveMembersRequest  # noqa: Y015
+
+@_typing.final
+class RemoveMembersResponse(_message.Message):
+    """See BrokerAdminService.RemoveMembers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REMOVED_FIELD_NUMBER: _builtins.int
+    CONNECTED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def removed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Those that were away, and are members no more."""
+
+    @_builtins.property
+    def connected(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Those of the request that have a stream, and stay."""
+
+    def __init__(
+        self,
+        *,
+        removed: _abc.Iterable[_builtins.str] | None = ...,
+        connected: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["connected", b"connected", "removed", b"removed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveMembersResponse: _TypeAlias = RemoveMembersResponse  # noqa: Y015
 
 @_typing.final
 class ResendDeadLettersRequest(_message.Message):

@@ -1203,6 +1203,11 @@ class BrokerAdminServiceStub:
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.DeleteGroupRequest.SerializeToString,
                 response_deserializer=cometmq_dot_v1_dot_broker__pb2.DeleteGroupResponse.FromString,
                 _registered_method=True)
+        self.RemoveMembers = channel.unary_unary(
+                '/cometmq.v1.BrokerAdminService/RemoveMembers',
+                request_serializer=cometmq_dot_v1_dot_broker__pb2.RemoveMembersRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_broker__pb2.RemoveMembersResponse.FromString,
+                _registered_method=True)
         self.ResetOffsets = channel.unary_unary(
                 '/cometmq.v1.BrokerAdminService/ResetOffsets',
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.ResetOffsetsRequest.SerializeToString,
@@ -1344,6 +1349,14 @@ class BrokerAdminServiceServicer:
         commit, makes a new group of the name, which begins where new groups begin.
         Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_IN_USE (it has members, or static ones that are away), DISK_FULL, SLAVE_NOT_AVAILABLE.
         Deadline 10 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveMembers(self, request, context):
+        """Ends the sessions of members that are away before their time: the other members get their queues. A member with a stream stays. A client that
+        comes back joins again as a new member. Idempotent. Errors: GROUP_NAME_INVALID, LIMIT_EXCEEDED, NOT_WRITER. Deadline 3 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -1526,6 +1539,11 @@ def add_BrokerAdminServiceServicer_to_server(servicer, server):
                     servicer.DeleteGroup,
                     request_deserializer=cometmq_dot_v1_dot_broker__pb2.DeleteGroupRequest.FromString,
                     response_serializer=cometmq_dot_v1_dot_broker__pb2.DeleteGroupResponse.SerializeToString,
+            ),
+            'RemoveMembers': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveMembers,
+                    request_deserializer=cometmq_dot_v1_dot_broker__pb2.RemoveMembersRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_broker__pb2.RemoveMembersResponse.SerializeToString,
             ),
             'ResetOffsets': grpc.unary_unary_rpc_method_handler(
                     servicer.ResetOffsets,
@@ -1799,6 +1817,33 @@ class BrokerAdminService:
             '/cometmq.v1.BrokerAdminService/DeleteGroup',
             cometmq_dot_v1_dot_broker__pb2.DeleteGroupRequest.SerializeToString,
             cometmq_dot_v1_dot_broker__pb2.DeleteGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveMembers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cometmq.v1.BrokerAdminService/RemoveMembers',
+            cometmq_dot_v1_dot_broker__pb2.RemoveMembersRequest.SerializeToString,
+            cometmq_dot_v1_dot_broker__pb2.RemoveMembersResponse.FromString,
             options,
             channel_credentials,
             insecure,

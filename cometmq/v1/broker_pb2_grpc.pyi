@@ -683,6 +683,10 @@ class BrokerAdminServiceStub:
     Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_IN_USE (it has members, or static ones that are away), DISK_FULL, SLAVE_NOT_AVAILABLE.
     Deadline 10 s.
     """
+    RemoveMembers: _grpc.UnaryUnaryMultiCallable[_broker_pb2.RemoveMembersRequest, _broker_pb2.RemoveMembersResponse]
+    """Ends the sessions of members that are away before their time: the other members get their queues. A member with a stream stays. A client that
+    comes back joins again as a new member. Idempotent. Errors: GROUP_NAME_INVALID, LIMIT_EXCEEDED, NOT_WRITER. Deadline 3 s.
+    """
     ResetOffsets: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ResetOffsetsRequest, _broker_pb2.ResetOffsetsResponse]
     """Lets a group go on elsewhere in queues of a topic, online or not. Its members go on there within about a second; commits of
     what they did before are refused (OFFSET_RESET). Answered when it is as safe as a message of the topic. Errors:
@@ -793,6 +797,10 @@ class BrokerAdminServiceAsyncStub(BrokerAdminServiceStub):
     commit, makes a new group of the name, which begins where new groups begin.
     Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_IN_USE (it has members, or static ones that are away), DISK_FULL, SLAVE_NOT_AVAILABLE.
     Deadline 10 s.
+    """
+    RemoveMembers: _aio.UnaryUnaryMultiCallable[_broker_pb2.RemoveMembersRequest, _broker_pb2.RemoveMembersResponse]  # type: ignore[assignment]
+    """Ends the sessions of members that are away before their time: the other members get their queues. A member with a stream stays. A client that
+    comes back joins again as a new member. Idempotent. Errors: GROUP_NAME_INVALID, LIMIT_EXCEEDED, NOT_WRITER. Deadline 3 s.
     """
     ResetOffsets: _aio.UnaryUnaryMultiCallable[_broker_pb2.ResetOffsetsRequest, _broker_pb2.ResetOffsetsResponse]  # type: ignore[assignment]
     """Lets a group go on elsewhere in queues of a topic, online or not. Its members go on there within about a second; commits of
@@ -943,6 +951,16 @@ class BrokerAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         commit, makes a new group of the name, which begins where new groups begin.
         Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_IN_USE (it has members, or static ones that are away), DISK_FULL, SLAVE_NOT_AVAILABLE.
         Deadline 10 s.
+        """
+
+    @_abc_1.abstractmethod
+    def RemoveMembers(
+        self,
+        request: _broker_pb2.RemoveMembersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.RemoveMembersResponse, _abc.Awaitable[_broker_pb2.RemoveMembersResponse]]:
+        """Ends the sessions of members that are away before their time: the other members get their queues. A member with a stream stays. A client that
+        comes back joins again as a new member. Idempotent. Errors: GROUP_NAME_INVALID, LIMIT_EXCEEDED, NOT_WRITER. Deadline 3 s.
         """
 
     @_abc_1.abstractmethod

@@ -280,6 +280,7 @@ class BrokerAdminServicer(AdminReadServicer):
                 broker_pb2.GroupSummary(
                     group=one.group,
                     member_count=one.member_count,
+                    away_count=one.away_count,
                     queue_count=one.queue_count,
                     idle_ms=round(one.idle_s * 1000),
                     retry_count=one.retry_count,
@@ -288,6 +289,27 @@ class BrokerAdminServicer(AdminReadServicer):
                 for one in found
             ],
         )
+
+    async def DescribeGroup(
+        self, request: broker_pb2.DescribeGroupRequest, context: Context
+    ) -> broker_pb2.DescribeGroupResponse:
+        response = await super().DescribeGroup(request, context)
+        known = self._clients.members(request.group)
+        for one in response.members:
+            origin, stay = known[one.client_id]
+            one.address = origin.address
+            one.member_ms = round(stay.member_s * 1000)
+            if stay.away_s is not None:
+                one.away_ms = round(stay.away_s * 1000)
+                one.session_left_ms = max(0, one.session_ms - one.away_ms)
+        return response
+
+    async def RemoveMembers(
+        self, request: broker_pb2.RemoveMembersRequest, context: Context
+    ) -> broker_pb2.RemoveMembersResponse:
+        check_items(request.client_ids, "members")
+        removed, connected = self._coordinator.remove_members(request.group, request.client_ids)
+        return broker_pb2.RemoveMembersResponse(removed=removed, connected=connected)
 
     async def ListClients(
         self, request: broker_pb2.ListClientsRequest, context: Context

@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
-from click.testing import CliRunner
-
-from cometmq.admin.cli import cli
 from cometmq.client import PushConsumer, ReceivedMessage
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
 from tests.support.cluster.broker import BrokerClient, running_broker, running_namesrv
+from tests.support.cluster.commands import Commands
 from tests.support.waiting import until
 
 
 async def nothing(messages: list[ReceivedMessage]) -> None:
     """A listener."""
-
-
-class Commands:
-    """The command line, against one cluster."""
-
-    def __init__(self, namesrv: str) -> None:
-        self._namesrv = namesrv
-
-    async def __call__(self, *words: str, code: int = 0) -> Any:
-        """The answer of a command that ends with this code; of a refused one its output."""
-
-        def run() -> Any:
-            options = ["--namesrv", self._namesrv, "--output", "json"]
-            return CliRunner().invoke(cli, [*words, *options])
-
-        done = await asyncio.to_thread(run)
-        assert done.exit_code == code, done.output
-        return json.loads(done.stdout) if code != 1 else done.output
 
 
 async def test_a_group_is_made_changed_shown_and_deleted(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ class _Joined:
         self.reset_number = 0  # the newest reset that was announced
         self._bytes: dict[str, bytes] = {}  # of each member, as it came
         self.session_ms = 0  # as the broker knows it
+        self.is_leaving = False  # for good: the session is to end with the stream
         self.heard = asyncio.Event()  # the broker has sent something
         self.resend = asyncio.Event()  # the subscriptions have changed
         self.task: asyncio.Task[None] | None = None
@@ -139,6 +140,7 @@ class Membership:
             for joined in self._joined.values():
                 self._known |= joined.absent | (joined.members or {})
         left = [self._joined.pop(group) for group in list(self._joined) if group not in wanted]
+        await self._end_sessions(left)
         await stop_all([joined.task for joined in left if joined.task is not None])
         if subscriptions != self._subscriptions:
             self._subscriptions = dict(subscriptions)
@@ -177,15 +179,20 @@ class Membership:
         the session.
         """
         self._session_ms = 0
-        for joined in self._joined.values():
+        await self._end_sessions(self._joined.values())
+
+    async def _end_sessions(self, some: Iterable[_Joined]) -> None:
+        """Else a broker would keep queues for a member that reads nothing there any more."""
+        some = list(some)
+        for joined in some:
+            joined.is_leaving = True
             joined.resend.set()
-        waiting = [self._until_heard(joined) for joined in self._joined.values()]
         with suppress(TimeoutError):
             async with asyncio.timeout(END_SESSION_S_MAX):
-                await asyncio.gather(*waiting)
+                await asyncio.gather(*map(self._until_heard, some))
 
     async def _until_heard(self, joined: _Joined) -> None:
-        while joined.session_ms:
+        while joined.session_ms and joined.members is not None:
             joined.heard.clear()
             await joined.heard.wait()
 
@@ -293,11 +300,11 @@ class Membership:
             while True:
                 await joined.resend.wait()
                 joined.resend.clear()
-                await write(call, self._request())
+                await write(call, self._request(joined))
         except CometError:  # the reader gets the error
             await asyncio.Event().wait()
 
-    def _request(self) -> broker_pb2.JoinGroupRequest:
+    def _request(self, joined: _Joined) -> broker_pb2.JoinGroupRequest:
         return broker_pb2.JoinGroupRequest(
             group=self._calls.wire_group,
             client_id=self._client_id,
@@ -306,7 +313,7 @@ class Membership:
             held=_held_proto(self._held, self._calls.namespace),
             retry_times_max=None if self.retry_times_max < 0 else self.retry_times_max,
             is_broadcasting=self._is_broadcasting,
-            session_ms=self._session_ms,
+            session_ms=0 if joined.is_leaving else self._session_ms,
             mode=self._mode,
             known_questions=self.answers.known if self.answers is not None else (),
             subscriptions=[

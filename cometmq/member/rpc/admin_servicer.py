@@ -71,6 +71,11 @@ class AdminReadServicer(broker_pb2_grpc.BrokerAdminServiceServicer):
     ) -> broker_pb2.PutGroupResponse:
         raise not_writer(self._identity)
 
+    async def RemoveMembers(
+        self, request: broker_pb2.RemoveMembersRequest, context: Context
+    ) -> broker_pb2.RemoveMembersResponse:
+        raise not_writer(self._identity)
+
     async def ResetOffsets(
         self, request: broker_pb2.ResetOffsetsRequest, context: Context
     ) -> broker_pb2.ResetOffsetsResponse:

@@ -277,7 +277,7 @@ def not_writer(identity: BrokerIdentity) -> NotWriter:
     return NotWriter(f"this member of {identity.broker_group} follows another")
 
 
-def check_items(items: Sized) -> None:
-    """LimitExceeded when a call names more queues than it may."""
+def check_items(items: Sized, what: str = "queues") -> None:
+    """LimitExceeded when a call names more than it may."""
     if len(items) > ITEMS_MAX:
-        raise LimitExceeded(f"{len(items)} queues in a call, {ITEMS_MAX} are allowed")
+        raise LimitExceeded(f"{len(items)} {what} in a call, {ITEMS_MAX} are allowed")

@@ -29,6 +29,7 @@ _OPERATORS = (
     "DeleteTopic",
     "PutGroup",
     "DeleteGroup",
+    "RemoveMembers",
     "ResetOffsets",
     "ResendDeadLetters",
     "ResendMessages",

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cometmq.errors import ClientNotFound, InvalidRequest
+from cometmq.messaging.groups import Stay
 from services.broker.groups.membership import Groups, Origin
 from services.broker.groups.questions import Questioned
 
@@ -85,6 +86,11 @@ class ClientList:
         if stream is None:
             raise ClientNotFound(f"client {client_id} of group {group} has no stream open here")
         return Client(group, client_id, stream.number, stream.origin), stream.questioned
+
+    def members(self, group: str) -> dict[str, tuple[Origin, Stay]]:
+        """The members of a group, those that are away included, by client id."""
+        stays = {one.client_id: one for one in self._groups.stays(group)}
+        return {name: (origin, stays[name]) for name, origin in self._groups.origins(group)}
 
     def page(
         self, *, producers: bool, group: str, after: str, count_max: int, client_id: str = ""

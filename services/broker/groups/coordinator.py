@@ -25,7 +25,13 @@ from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging import retry
 from cometmq.messaging.group_policy import ConsumeMode, GroupPolicy
-from cometmq.messaging.groups import GroupSettings, MemberDetails, check_name, check_settings
+from cometmq.messaging.groups import (
+    GroupSettings,
+    MemberDetails,
+    check_name,
+    check_settings,
+    in_the_way,
+)
 from cometmq.model import (
     BROADCAST_PREFIX,
     DLQ_PREFIX,
@@ -35,19 +41,24 @@ from cometmq.model import (
     TopicConfig,
 )
 from cometmq.rpc.shares import Buckets
+from cometmq.telemetry import fields, logger
 from services.broker.groups.membership import NOWHERE, Groups, MemberStream, Origin
 
 BROADCASTERS_MAX = 10_000
 
+_log = logger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """A group at a glance. ``idle_s``: for how long it has had neither a member nor a commit.
-    ``retry_count``, ``dead_letter_count``: messages in its topics.
+    """A group at a glance. ``member_count``: the ``away_count`` that are away included.
+    ``idle_s``: for how long it has had neither a member nor a commit. ``retry_count``,
+    ``dead_letter_count``: messages in its topics.
     """
 
     group: str
     member_count: int
+    away_count: int
     queue_count: int
     idle_s: float
     retry_count: int
@@ -184,6 +195,23 @@ class GroupCoordinator(GroupReads):
         self._used(stream.group)
         return stream.leave()
 
+    def remove_members(self, group: str, client_ids: Sequence[str]) -> tuple[list[str], list[str]]:
+        """End the sessions of members that are away, of all when none is named: the others get
+        their queues. Those that were removed, and those that have a stream and stay. Raises
+        GroupNameInvalid.
+        """
+        check_name(group)
+        table = self._members
+        wanted = client_ids or [one.client_id for one in table.away(group)]
+        removed = self._groups.remove_away(group, wanted)
+        if removed:
+            self._used(group)
+            _log.warning(
+                "members that were away are removed",
+                extra=fields(group=group, count=len(removed), first=removed[0]),
+            )
+        return removed, [one for one in client_ids if table.member(group, one) is not None]
+
     def end_members(self) -> None:
         """The process drains: members are to find another broker."""
         self._groups.end()
@@ -240,8 +268,10 @@ class GroupCoordinator(GroupReads):
         ``dead_letters``; the names of the deleted topics. Raises GroupInUse, and what the keeper
         raises.
         """
-        if count := self._members.count(group):
-            raise GroupInUse(f"group {group} has {count} members, or static ones that are away")
+        if members := self._members.view(group).members:
+            away = [one.client_id for one in self._members.away(group)]
+            connected = [one.client_id for one in members if one.away_until_s is None]
+            raise GroupInUse(in_the_way(group, connected, away))
         wanted = [RETRY_PREFIX + group]
         dead_count = self._message_count(DLQ_PREFIX + group)
         if dead_letters or not dead_count:
@@ -280,6 +310,7 @@ class GroupCoordinator(GroupReads):
         return GroupSummary(
             group,
             self._members.count(group),
+            len(self._members.away(group)),
             len(self._state.offsets.of_group(group)),
             self._idle_s(group),
             self._message_count(RETRY_PREFIX + group),

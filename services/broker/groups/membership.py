@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from dataclasses import dataclass
 
 from cometmq.errors import ClientIdInUse, InvalidRequest
-from cometmq.messaging.groups import NO_DETAILS, MemberDetails, Membership, MemberTable
+from cometmq.messaging.groups import NO_DETAILS, MemberDetails, Membership, MemberTable, Stay
 from cometmq.model import Subscription
 from cometmq.v1 import broker_pb2
 from services.broker.groups.questions import Questioned
@@ -62,7 +62,7 @@ class Groups:
         self._numbers = itertools.count(1)
         self._streams: defaultdict[str, set[MemberStream]] = defaultdict(set)
         self._newest: dict[tuple[str, str], MemberStream] = {}  # by group and client id
-        self._away: dict[tuple[str, str], Origin] = {}
+        self._away: dict[str, dict[str, Origin]] = {}  # by group and client id
         self._notified_s: dict[str, float] = {}  # when groups with members were notified last
         self._notices: dict[str, asyncio.TimerHandle] = {}  # by group, due soon
         self._is_ending = False
@@ -106,13 +106,19 @@ class Groups:
 
     def origins(self, group: str) -> Iterator[tuple[str, Origin]]:
         """Client id and origin of each member, those that are away included."""
-        for (name, client_id), origin in self._away.items():
-            if name == group:
-                yield client_id, origin
+        yield from self._away.get(group, {}).items()
         for stream in self._streams.get(group, ()):
             member = self.table.member(group, stream.client_id)
             if member is not None and member.stream == stream.number:
                 yield stream.client_id, stream.origin
+
+    def stays(self, group: str) -> list[Stay]:
+        """For how long its members have been there, or away."""
+        return self.table.stays(group, asyncio.get_running_loop().time())
+
+    def with_away(self) -> list[str]:
+        """The groups that have members without a stream."""
+        return list(self._away)
 
     def stream(self, group: str, client_id: str) -> MemberStream | None:
         """The stream of a member; None: there is no such member, or it is away."""
@@ -166,9 +172,20 @@ class Groups:
         self.changed(group)
         if not self.table.is_away(group, client_id):
             return False
-        self._away[group, client_id] = stream.origin
+        self._away.setdefault(group, {})[client_id] = stream.origin
         self._time_sessions()
         return True
+
+    def remove_away(self, group: str, client_ids: Iterable[str]) -> list[str]:
+        """Ends the sessions of members without a stream before their time; those of the ids that
+        were some. A client that comes back joins again as a new member.
+        """
+        removed = [one for one in client_ids if self.table.remove_away(group, one)]
+        for client_id in removed:
+            self._forget(group, client_id)
+        if removed:
+            self.changed(group)
+        return removed
 
     def _time_sessions(self) -> None:
         """Look again when the next session ends."""
@@ -185,8 +202,10 @@ class Groups:
 
     def _forget(self, group: str, client_id: str) -> None:
         """The member is no longer kept as away."""
-        origin = self._away.pop((group, client_id), None)
-        if origin is not None:
+        away = self._away.get(group, {})
+        if (origin := away.pop(client_id, None)) is not None:
+            if not away:
+                del self._away[group]
             self._forgotten(origin)
 
 
@@ -229,7 +248,8 @@ class MemberStream:
             raise InvalidRequest("instance_id stays the same for the whole stream")
         if details.receives != self.receives:
             raise InvalidRequest("mode stays the same for the whole stream")
-        self._groups.table.put(group, client_id, self.number, subscriptions, details)
+        now_s = asyncio.get_running_loop().time()
+        self._groups.table.put(group, client_id, self.number, subscriptions, details, now_s)
         self._groups.changed(group)
 
     def wake(self) -> None:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import click
 import pytest
 
+from cometmq.admin.group_members import disagreement
 from cometmq.admin.group_settings_cli import QuotaType, RetryPolicy, retry_policy_text
-from cometmq.admin.groups import disagreement
 from cometmq.admin.views import GroupMemberView
 from cometmq.v1.broker_pb2 import Quota
 
