@@ -35,6 +35,8 @@ from cometmq.member.hosts import BrokerIdentity
 from cometmq.member.lease.lease_holder import DEPOSED, Deposed
 from cometmq.member.listen import Ports
 from cometmq.member.metrics import DiskCollector, MemberMetrics
+from cometmq.member.pod.events import UNRECORDED, EventReason, EventRecorder
+from cometmq.member.pod.reporter import PodReporter, open_reporter
 from cometmq.member.recovery import RecoveryGauges, RecoveryProgress, RecoveryStopped
 from cometmq.member.registration import Registrar
 from cometmq.member.rpc.servicers import Servicers
@@ -116,6 +118,7 @@ class MemberApp(ABC):
         self._elections = Elections(self._registry, before)
         self._clocks = Clocks(self._clock, config.clock_skew_s_max, before)
         self._registry.register(self._clocks)
+        self._reporter: PodReporter | None = None  # in a pod, from the start on
         self._count_roles()
         self._stack = AsyncExitStack()
         self._change: RoleChange | None = None
@@ -157,7 +160,30 @@ class MemberApp(ABC):
         await race(stop.wait(), self._ended.wait())
         if stop.is_set and self._change is None:
             await self._retire()
+        if stop.is_set:
+            self._show_role("")  # a pod that ends has none
         return None if stop.is_set else self._change
+
+    @property
+    def events(self) -> EventRecorder:
+        """Where this member says what has happened to it."""
+        return self._reporter or UNRECORDED
+
+    @property
+    def label(self) -> str:
+        """This member, for people."""
+        return f"member {self._config.member_id} of broker group {self._config.broker_group}"
+
+    def _report(self) -> None:
+        """From now on Kubernetes shows what happens to this member."""
+        self._reporter = reporter = open_reporter(self._config, WRITER, self._clock)
+        if reporter is not None:
+            self._registry.register(reporter)
+            self._stack.push_async_callback(asyncio.to_thread, reporter.close)
+
+    def _show_role(self, role: str) -> None:
+        if self._reporter is not None:
+            self._reporter.show_role(role)
 
     async def _retire(self) -> None:  # noqa: B027  most have nothing to do
         """A signal to stop has come: what the role does for its group before it drains."""
@@ -220,9 +246,16 @@ class MemberApp(ABC):
 
     async def _start(self) -> None:
         self._serve_metrics()  # long before the rest: a recovery may take minutes
+        self._report()
         identity = await self._identity()
         context = MemberContext(
-            self._config, identity, self._ports, self._metrics, self._clock, self._clocks
+            self._config,
+            identity,
+            self._ports,
+            self._metrics,
+            self._clock,
+            self._clocks,
+            self.events,
         )
         try:
             parts = await self._open(context)
@@ -244,6 +277,7 @@ class MemberApp(ABC):
             task = tasks.create_task(self._until_deposed(coroutine))
             self._stack.callback(task.cancel)
         self._stack.push_async_callback(self._drain, parts)
+        self._show_role(self.role)
         await open_server(self._ports)
         if self.role == WRITER:
             self._elections.ready(self._clock.boottime_s())
@@ -261,7 +295,11 @@ class MemberApp(ABC):
         try:
             await self._named(coroutine)
         except* Deposed as errors:
-            log.warning("deposed", extra=fields(reason="; ".join(map(str, errors.exceptions))))
+            reason = "; ".join(map(str, errors.exceptions))
+            log.warning("deposed", extra=fields(reason=reason))
+            self.events.record(
+                EventReason.WRITER_DEPOSED, f"{self.label} writes no longer: {reason}"
+            )
             self.become(FOLLOWER_MODULE, DEPOSED)
 
     async def _named(self, coroutine: Coroutine[Any, Any, None]) -> None:

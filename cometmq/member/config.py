@@ -7,6 +7,7 @@ carry the unit.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -31,6 +32,7 @@ from cometmq.rpc.addresses import parse_addresses
 # One is being written, the next is ready, one is left to read: below that a quota would be full
 # whatever went.
 QUOTA_LOG_FILES_MIN = 5
+_POD_NAME = re.compile(r"[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?")
 
 
 class PromoteAsync(Enum):
@@ -613,6 +615,27 @@ class MemberConfig(ServiceConfig):
         ),
     )
 
+    # --- Kubernetes ---
+    pod_name: str = field(
+        default="",
+        metadata=about(
+            "The pod of this process: the holder's name in a Lease of Kubernetes. Empty: none."
+        ),
+    )
+    pod_uid: str = field(
+        default="", metadata=about("The uid of that pod, by which `kubectl describe` finds events.")
+    )
+    pod_events_enable: bool = field(
+        default=True,
+        metadata=about(
+            "Write events about the pod: changes of the writer and of the in-sync set, refused "
+            "sends, failed hand-overs."
+        ),
+    )
+    pod_role_label_enable: bool = field(
+        default=True, metadata=about("Keep the role as the label cometmq.io/role of the pod.")
+    )
+
     # --- replication ---
     replication_mode: ReplicationMode | None = field(
         default=None,
@@ -799,6 +822,8 @@ class MemberConfig(ServiceConfig):
             raise ConfigInvalid("option lease_poll_s must not be above lease_duration_s")
         if self.lease:
             place_of(self.lease)  # before a recovery, not after it
+        if self.pod_name and not _POD_NAME.fullmatch(self.pod_name):
+            raise ConfigInvalid(f"option pod_name: {self.pod_name!r} is no name of a pod")
 
     def delay_levels_s(self) -> tuple[int, ...]:
         """The times of the delay levels from 1 on, in seconds."""

@@ -12,6 +12,7 @@ from cometmq.member.config import MemberConfig
 from cometmq.member.hosts import BrokerIdentity
 from cometmq.member.listen import Ports
 from cometmq.member.metrics import MemberMetrics
+from cometmq.member.pod.events import UNRECORDED, EventRecorder
 from cometmq.member.read.reader import Reader
 from cometmq.member.read.throttle import CatchUpThrottle
 from cometmq.member.retention_metrics import RetentionCollector
@@ -34,6 +35,7 @@ class MemberContext:
     metrics: MemberMetrics
     clock: Clock
     clocks: Clocks
+    events: EventRecorder = UNRECORDED
 
     @property
     def restarts(self) -> Restarts:

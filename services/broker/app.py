@@ -19,6 +19,7 @@ from cometmq.member.clocks import GuardedClock
 from cometmq.member.context import MemberContext
 from cometmq.member.lease.lease_holder import DEPOSED, Deposed, LeaseHolder
 from cometmq.member.lease.stores import Lease, Reading, open_lease
+from cometmq.member.pod.events import EventReason
 from cometmq.member.registration import Registrar
 from cometmq.member.rpc import convert
 from cometmq.member.rpc.servicers import Servicers
@@ -57,7 +58,7 @@ class App(MemberApp):
     async def _open(self, context: MemberContext) -> _Parts | None:
         if not self._config.lease:
             return self._parts(context, await self._open_store(context, None), None)
-        lease = open_lease(self._config.lease, self._config.broker_group)
+        lease = open_lease(self._config.lease, self._config.broker_group, self._config.pod_name)
         reading = await self._our_lease(lease)
         if reading is None:
             return None
@@ -67,6 +68,7 @@ class App(MemberApp):
             opened = await self._open_store(context, reading.record)
         if await self._begin(holder, opened, context.internal_address):
             self._elections.won(_reason(reading.record))
+            self._record_election(_reason(reading.record), opened.store.epoch)
             return self._parts(context, opened, holder)
         await asyncio.to_thread(opened.store.close)
         self.become(FOLLOWER_MODULE, DEPOSED)
@@ -82,6 +84,11 @@ class App(MemberApp):
             return False
         return True
 
+    def _record_election(self, reason: Reason, epoch: int) -> None:
+        is_planned = reason in (Reason.FIRST, Reason.RESTART, Reason.HANDOVER)
+        what = EventReason.WRITER_ELECTED if is_planned else EventReason.FAILED_OVER
+        self.events.record(what, f"{self.label} leads, {reason.value}, epoch {epoch}")
+
     async def _retire(self) -> None:
         """Let a follower go on at once, where one can: nobody has to wait for the lease to end."""
         if self._hand_over is None or not self._config.hand_over_at_stop:
@@ -90,11 +97,17 @@ class App(MemberApp):
             async with asyncio.timeout(RETIRE_S_MAX):
                 done = await self._hand_over.step_down(None)
         except (CometError, TimeoutError) as error:
-            reason = fields(reason=str(error) or "no follower caught up in time")
+            reason = str(error) or "no follower caught up in time"
             if self._hand_over.is_alone_in_sync and self._config.has_followers:
-                log.error("stops, and no other member has everything", extra=reason)
+                log.error("stops, and no other member has everything", extra=fields(reason=reason))
+                alone = f"{self.label} stops, and no other member has everything: {reason}"
+                self.events.record(EventReason.STOPPED_ALONE, alone)
             else:
-                log.info("stops without a hand-over", extra=reason)
+                log.info("stops without a hand-over", extra=fields(reason=reason))
+                if isinstance(error, TimeoutError):
+                    self.events.record(
+                        EventReason.HAND_OVER_FAILED, f"stops all the same: {reason}"
+                    )
         else:
             log.info("handed over before the stop", extra=fields(to=done.member_id))
 
@@ -165,7 +178,9 @@ class _Parts:
             clocks=context.clocks,
         )
         followers, demands = FollowerTable(), StateDemands(opened.state.topics)
-        in_sync = InSyncSet(followers, holder, demands, policy_of(config), context.clock)
+        in_sync = InSyncSet(
+            followers, holder, demands, policy_of(config), context.clock, context.events
+        )
         self._writer = writer = WriterCore(
             context, opened, in_sync, demands, holder, self.registrar.changed
         )

@@ -23,6 +23,7 @@ from cometmq.member.context import MemberContext, MemberCore
 from cometmq.member.lease.peers import Peers
 from cometmq.member.lease.stores import open_lease
 from cometmq.member.metrics import StoreCollector
+from cometmq.member.pod.events import EventReason
 from cometmq.member.read.group_progress import GroupReads
 from cometmq.member.read.replica_selector import ReplicaSelector
 from cometmq.member.registration import Registrar
@@ -73,8 +74,8 @@ class App(MemberApp):
         )
         peers = Peers(config.broker_group, config.peer_addresses(), context.ports.secret)
         status = partial(_replica_status, context, storage, opened.state.state, peers.ids)
-        lease = open_lease(config.lease, config.broker_group)
-        elector = Elector(lease, config.lease_duration_s, status, peers, clock)
+        lease = open_lease(config.lease, config.broker_group, config.pod_name)
+        elector = Elector(lease, config.lease_duration_s, status, peers, clock, context.events)
         step = await elector.look()
         if isinstance(step, Lead):
             await asyncio.to_thread(storage.close)
@@ -236,10 +237,13 @@ class _Parts:
         if not self._ready.saw(self._elector.record, me, now_s):
             return
         await self._context.ports.hold_ready(not self._ready.is_ready)
+        events, reason = self._context.events, self._ready.reason
         if self._ready.is_ready:
             log.info("ready for health checks")
+            events.record(EventReason.READY, "ready for health checks")
         else:
-            log.warning("not ready for health checks", extra=fields(reason=self._ready.reason))
+            log.warning("not ready for health checks", extra=fields(reason=reason))
+            events.record(EventReason.NOT_READY, f"not ready for health checks: {reason}")
 
     def follow(self, step: Follow) -> None:
         """Another member has the lease, or none."""

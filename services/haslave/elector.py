@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 from cometmq.clock import Clock
 from cometmq.errors import LeaseConflict, LeaseUnavailable
 from cometmq.member.lease.stores import Lease
+from cometmq.member.pod.events import UNRECORDED, EventReason, EventRecorder
 from cometmq.replication.election import (
     Answers,
     Ask,
@@ -56,6 +57,7 @@ class Elector:
         status: Callable[[float, bool], ReplicaStatus],
         peers: PeersPart,
         clock: Clock,
+        events: EventRecorder = UNRECORDED,
     ) -> None:
         self.record: LeaseRecord | None = None  # what was read last; None: nothing
         self._lease = lease
@@ -63,6 +65,7 @@ class Elector:
         self._election = Election(duration_s)
         self._status = status
         self._peers = peers
+        self._events = events
         self._clock = clock
         self._promised_until_s = 0.0
         self._order: ForcedElection | None = None
@@ -144,10 +147,16 @@ class Elector:
         self.record = record
         assert self._promised_until_s >= 0.0
         if self._order is not None and self._order.record != record:
-            log.warning("the lease was written since: the order to lead is void")
-            self._order = None
+            self._end_order("the lease was written since: the order to lead is void")
+        elif self._order is not None and not self._forced:
+            self._end_order("the order to lead is over, and this member could not take the lease")
         me = self._status(self._promised_until_s, self._forced)
         return self._election.saw(record, me, self._clock.boottime_s(), answers)
+
+    def _end_order(self, why: str) -> None:
+        log.warning(why)
+        self._events.record(EventReason.ELECTION_FAILED, why)
+        self._order = None
 
 
 def _holding(record: LeaseRecord | None) -> object:

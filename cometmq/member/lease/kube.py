@@ -1,4 +1,4 @@
-"""The little that a lease needs of Kubernetes' API: JSON over HTTPS, with the rights of this pod.
+"""The little that a member needs of Kubernetes' API: JSON over HTTPS, with the rights of this pod.
 
 The official client takes two seconds to import, in every process and again after each change of its
 role. A connection for each call: there is one every second or two, none is found broken, and
@@ -92,7 +92,14 @@ class KubeApi:
     def __init__(self, find: Callable[[], Access] = access) -> None:
         self._find = find
 
-    def call(self, method: str, path: str, body: Body | None, timeout_s: float) -> tuple[int, Body]:
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        timeout_s: float,
+        content_type: str = "application/json",
+    ) -> tuple[int, Body]:
         """Status and answer. Sent once: a write that was sent twice would conflict with itself.
         LeaseUnavailable: there is no answer, and whether the call was carried out is not known.
         """
@@ -101,13 +108,13 @@ class KubeApi:
         except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
             raise LeaseUnavailable(f"no Kubernetes API is configured: {_reason(error)}") from error
         try:
-            return _exchange(there, method, path, body, timeout_s)
+            return _exchange(there, method, path, body, timeout_s, content_type)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise LeaseUnavailable(f"the API at {there.server}: {_reason(error)}") from error
 
 
 def _exchange(
-    there: Access, method: str, path: str, body: Body | None, timeout_s: float
+    there: Access, method: str, path: str, body: Any, timeout_s: float, content_type: str
 ) -> tuple[int, Body]:
     server = urlsplit(there.server)
     connection: http.client.HTTPConnection
@@ -117,7 +124,7 @@ def _exchange(
         )
     else:
         connection = http.client.HTTPConnection(server.netloc, timeout=timeout_s)
-    headers = {"Accept": "application/json", "Content-Type": "application/json"}
+    headers = {"Accept": "application/json", "Content-Type": content_type}
     if there.token:
         headers["Authorization"] = f"Bearer {there.token}"
     try:

@@ -54,12 +54,14 @@ class Lease(Protocol):
         """
 
 
-def open_lease(url: str, group: str) -> Lease:
-    """The lease at :func:`~cometmq.member.lease_place.place_of` the url. ConfigInvalid."""
+def open_lease(url: str, group: str, pod_name: str = "") -> Lease:
+    """The lease at :func:`~cometmq.member.lease_place.place_of` the url. ``pod_name``: the pod of
+    this process; empty: it runs in none. ConfigInvalid.
+    """
     place = place_of(url)
     if isinstance(place, Path):
         return FileLease(place, group)
-    return KubernetesLease(*place, group)
+    return KubernetesLease(*place, group, pod_name=pod_name)
 
 
 def _of_group(record: LeaseRecord | None, group: str, where: object) -> LeaseRecord | None:
@@ -194,14 +196,23 @@ PREFIX = "cometmq.io/"
 
 class KubernetesLease:
     """``coordination.k8s.io/v1`` Lease: the standard fields for people and tools, all of the record
-    in annotations.
+    in annotations. Members read the annotations alone: ``holderIdentity`` may name the writer's pod
+    or, as a release before wrote it, the group and the member id.
 
     A version is ``uid/resourceVersion``. Without the uid the API would take the replacement of a
     deleted Lease for its creation.
     """
 
-    def __init__(self, namespace: str, name: str, group: str, api: KubeApi | None = None) -> None:
+    def __init__(
+        self,
+        namespace: str,
+        name: str,
+        group: str,
+        api: KubeApi | None = None,
+        pod_name: str = "",
+    ) -> None:
         self._group = group
+        self._pod_name = pod_name
         self._place = {"namespace": namespace, "name": name}
         self._all = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._one = f"{self._all}/{name}"
@@ -225,7 +236,7 @@ class KubernetesLease:
         return Reading(record, _version_of(found))
 
     def _write(self, record: LeaseRecord, version: str) -> str:
-        body = body_of(record, self._last, datetime.now(UTC))
+        body = body_of(record, self._last, datetime.now(UTC), self._pod_name)
         uid, _, number = version.partition("/")
         known = {"uid": uid, "resourceVersion": number} if version != NOT_THERE else {}
         fields = {name: value for name, value in body["metadata"].items() if name not in _VERSION}
@@ -261,13 +272,15 @@ def _version_of(body: Body) -> str:
     return f"{body['metadata']['uid']}/{body['metadata']['resourceVersion']}"
 
 
-def body_of(record: LeaseRecord, before: Body, now: datetime) -> Body:
-    """The Lease object for a record, as a change of the one before."""
+def body_of(record: LeaseRecord, before: Body, now: datetime, pod_name: str = "") -> Body:
+    """The Lease object for a record, as a change of the one before. The holder writes it, in the
+    pod of that name; empty: in none.
+    """
     spec = dict(before.get("spec") or {})
     metadata = dict(before.get("metadata") or {})
     stamp = now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    holder = f"{record.group}-{record.holder_id}"
-    if spec.get("holderIdentity") != holder:
+    holder = pod_name or f"{record.group}-{record.holder_id}"
+    if not _is_held(before, record, holder):
         changes = spec.get("leaseTransitions")
         spec["leaseTransitions"] = 0 if changes is None else changes + 1
         spec["acquireTime"] = stamp
@@ -285,6 +298,15 @@ def body_of(record: LeaseRecord, before: Body, now: datetime) -> Body:
         "metadata": metadata,
         "spec": spec,
     }
+
+
+def _is_held(body: Body, record: LeaseRecord, holder: str) -> bool:
+    """Whether the member of ``record`` holds the Lease already, by whatever name it is called."""
+    annotations = (body.get("metadata") or {}).get("annotations") or {}
+    found = annotations.get(f"{PREFIX}holder_id")
+    if found is None:
+        return bool((body.get("spec") or {}).get("holderIdentity") == holder)
+    return bool(found == json.dumps(record.holder_id))
 
 
 def record_of(body: Body) -> LeaseRecord | None:

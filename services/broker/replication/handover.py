@@ -11,9 +11,10 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cometmq.errors import BrokerDraining, NoFollower
+from cometmq.errors import BrokerDraining, CometError, NoFollower
 from cometmq.member.clocks import Clocks
 from cometmq.member.lease.lease_holder import DEPOSED, Deposed, LeaseHolder
+from cometmq.member.pod.events import UNRECORDED, EventReason, EventRecorder
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.replication.follower import Replica, choose_successor
@@ -47,6 +48,7 @@ class HandOver:
         holder: LeaseHolder | None,
         ended: Callable[[str], None],
         clocks: Clocks | None = None,
+        events: EventRecorder = UNRECORDED,
     ) -> None:
         self._storage = storage
         self._keeper = keeper
@@ -54,6 +56,7 @@ class HandOver:
         self._holder = holder
         self._ended = ended
         self._clocks = clocks
+        self._events = events
         self._shielded = ShieldedTasks()
 
     @property
@@ -65,7 +68,18 @@ class HandOver:
         """Hand over to a follower. NoFollower, BrokerDraining (another hand-over is under way),
         LeaseUnavailable, DiskFull: this member is still the writer.
         """
-        return await self._shielded.run(self._step_down(member_id))
+        return await self._shielded.run(self._recorded(member_id))
+
+    async def _recorded(self, member_id: int | None) -> HandedOver:
+        try:
+            done = await self._step_down(member_id)
+        except CometError as error:
+            failed = f"the writer keeps its role: {error.name()}, {error.message}"
+            self._events.record(EventReason.HAND_OVER_FAILED, failed)
+            raise
+        handed = f"the role of the writer goes to member {done.member_id}"
+        self._events.record(EventReason.ROLE_HANDED_OVER, handed)
+        return done
 
     async def _step_down(self, member_id: int | None) -> HandedOver:
         self._storage.check_open()

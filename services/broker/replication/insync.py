@@ -15,6 +15,7 @@ from cometmq.clock import Clock
 from cometmq.errors import SlaveNotAvailable
 from cometmq.member.config import MemberConfig, PromoteAsync
 from cometmq.member.lease.lease_holder import LeaseHolder
+from cometmq.member.pod.events import UNRECORDED, EventReason, EventRecorder
 from cometmq.member.state.keeper import StateDemands
 from cometmq.member.storage.authority import Replicated
 from cometmq.replication.insync import (
@@ -66,6 +67,7 @@ class InSyncSet:
         demands: StateDemands,
         policy: SetPolicy,
         clock: Clock,
+        events: EventRecorder = UNRECORDED,
     ) -> None:
         assert policy.size_min >= 1, "the writer itself is in sync"
         self.shrinks = 0  # members that were taken out of the set
@@ -74,6 +76,7 @@ class InSyncSet:
         self._demands = demands
         self._policy = policy
         self._clock = clock
+        self._events = events
         self._since_s = clock.boottime_s()
         self._since_ms = clock.wall_ms()
 
@@ -98,13 +101,20 @@ class InSyncSet:
         found = replicated_positions(must_acknowledge, others, ours, self._followers.by_replica_id)
         return found and Replicated(*found, is_alone=must_acknowledge == {ours.replica_id})
 
+    @property
+    def shortage(self) -> str:
+        """Why sends to topics that wait for followers are refused; empty: they are not."""
+        if self.size >= self._policy.size_min:
+            return ""
+        return (
+            f"{self.size} of the broker group's members {'is' if self.size == 1 else 'are'} "
+            f"in sync, {self._policy.size_min} must be (min_in_sync_replicas)"
+        )
+
     def check_in_sync(self) -> None:
         """Raise SlaveNotAvailable while too few members are in sync."""
-        if self.size < self._policy.size_min:
-            raise SlaveNotAvailable(
-                f"{self.size} of the broker group's members {'is' if self.size == 1 else 'are'} "
-                f"in sync, {self._policy.size_min} must be (min_in_sync_replicas)"
-            )
+        if shortage := self.shortage:
+            raise SlaveNotAvailable(shortage)
 
     def validate(self, own: Watermarks) -> None:
         """Assert the invariant at the positions ``own``: every member that the lease may name in
@@ -228,10 +238,13 @@ class InSyncSet:
         assert before, "the writer is always in sync"
         assert now, "the writer is always in sync"
         self.shrinks += len(before - now)
-        lines: list[tuple[Callable[..., None], str, set[ReplicaId]]] = [
-            (log.warning, "no longer in sync", before - now),
-            (log.info, "in sync", now - before),
+        left, joined = EventReason.LEFT_IN_SYNC, EventReason.JOINED_IN_SYNC
+        lines: list[tuple[Callable[..., None], str, set[ReplicaId], EventReason]] = [
+            (log.warning, "no longer in sync", before - now, left),
+            (log.info, "in sync", now - before, joined),
         ]
-        for write, what, members in lines:
+        for write, what, members, event in lines:
             for replica_id in sorted(members):
                 write(what, extra=fields(member=replica_id.member_id, size=len(now)))
+                note = f"member {replica_id.member_id} is {what}; in sync, the writer included: "
+                self._events.record(event, f"{note}{len(now)}")

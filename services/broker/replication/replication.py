@@ -12,6 +12,7 @@ from typing import Any
 from cometmq.errors import StaleEpoch
 from cometmq.member.context import MemberContext
 from cometmq.member.lease.lease_holder import Deposed, LeaseHolder
+from cometmq.member.pod.events import UNRECORDED
 from cometmq.member.read.throttle import CatchUpThrottle
 from cometmq.model import EPOCH_LEAP_MAX
 from cometmq.telemetry import ThrottledLog, fields
@@ -19,6 +20,7 @@ from services.broker.replication.handover import HandOver
 from services.broker.replication.insync import InSyncSet
 from services.broker.replication.metrics import ReplicationCollector
 from services.broker.replication.replicas import FollowerTable, Replicas
+from services.broker.replication.send_refusals import SendRefusals
 from services.broker.writer_core import WriterCore
 
 log = logging.getLogger(__name__)
@@ -52,12 +54,17 @@ class Replication:
             writer.core.retention.waits_from,
         )
         self.in_sync = in_sync
-        self.hand_over = HandOver(storage, keeper, self.replicas, holder, ended, context.clocks)
+        events = context.events if config.has_followers else UNRECORDED
+        self.hand_over = HandOver(
+            storage, keeper, self.replicas, holder, ended, context.clocks, events
+        )
+        self._refused = SendRefusals(storage, in_sync, context.events)
         self.collector = ReplicationCollector(self.replicas, self.in_sync, holder)
 
     def background(self) -> list[Coroutine[Any, Any, None]]:
         """The coroutines that run as long as the broker does."""
-        return [] if self._holder is None else [self._hold(self._holder)]
+        holding = [] if self._holder is None else [self._hold(self._holder)]
+        return [*holding, self._refused.watch()]
 
     async def overtaken(self, error: StaleEpoch) -> None:
         """A name server knows a newer epoch than ours. That alone deposes no writer: it may

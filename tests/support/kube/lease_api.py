@@ -1,4 +1,5 @@
-"""A model of the Kubernetes API's Leases: optimistic locking by resourceVersion, over real HTTP.
+"""A model of the Kubernetes API's Leases: optimistic locking by resourceVersion, over real HTTP. And
+of events, and labels of pods, as far as members write them.
 
 ``lose_answers`` lets the next writes be carried out and their connections break before the answer.
 ``gate``: closed, calls are taken, and carried out and answered when it opens. ``accepted``: every
@@ -17,6 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 PATH = "/apis/coordination.k8s.io/v1/namespaces/"
+EVENTS = "/apis/events.k8s.io/v1/namespaces/"
 
 Leases = dict[tuple[str, str], dict[str, Any]]
 
@@ -33,6 +35,8 @@ class LeaseApi:
         self.gate.set()
         self.accepted: list[dict[str, Any]] = []
         self.address = ""
+        self.events: dict[str, dict[str, Any]] = {}  # by name, of all namespaces
+        self.labels: dict[str, dict[str, str]] = {}  # of pods, by name
         self._views: dict[str, Leases] = {}  # of hosts that read what has been
         self._lock = threading.Lock()
         self._version = 100
@@ -78,6 +82,32 @@ class LeaseApi:
             self.accepted.append(copy.deepcopy(body))
             return (200 if before else 201), body
 
+    def put_event(self, name: str, body: dict[str, Any], *, new: bool) -> tuple[int, Any]:
+        with self._lock:
+            if new == (name in self.events):
+                return (409 if new else 404), {"message": name}
+            self.events[name] = {**self.events.get(name, {}), **body}
+            return (201 if new else 200), self.events[name]
+
+    def patch_pod(self, name: str, body: Any) -> tuple[int, Any]:
+        """A merge patch, or a JSON patch that tests a label and removes it."""
+        with self._lock:
+            labels = self.labels.setdefault(name, {})
+            if isinstance(body, list):
+                key = body[0]["path"].rpartition("/")[2].replace("~1", "/")
+                if labels.get(key) != body[0]["value"]:
+                    return 422, {"message": "the test failed"}
+                del labels[key]
+            else:
+                labels.update(body["metadata"]["labels"])
+            return 200, {"metadata": {"labels": labels}}
+
+    def reasons(self) -> list[tuple[str, str]]:
+        """The pod and the reason of all events, oldest first."""
+        with self._lock:
+            found = sorted(self.events.values(), key=lambda event: str(event["eventTime"]))
+        return [(event["regarding"]["name"], event["reason"]) for event in found]
+
 
 @contextmanager
 def lease_api(host: str = "127.0.0.1") -> Iterator[LeaseApi]:
@@ -90,8 +120,17 @@ def lease_api(host: str = "127.0.0.1") -> Iterator[LeaseApi]:
 
         def do_POST(self) -> None:
             body = self._body()
+            name = body["metadata"]["name"]
+            if self.path.startswith(EVENTS):
+                return self._answer(lambda: api.put_event(name, body, new=True))
             namespace = self.path.removeprefix(PATH).split("/")[0]
-            self._answer(lambda: api.put((namespace, body["metadata"]["name"]), body, new=True))
+            return self._answer(lambda: api.put((namespace, name), body, new=True))
+
+        def do_PATCH(self) -> None:
+            body, name = self._body(), self.path.rpartition("/")[2]
+            if self.path.startswith(EVENTS):
+                return self._answer(lambda: api.put_event(name, body, new=False))
+            return self._answer(lambda: api.patch_pod(name, body))
 
         def do_PUT(self) -> None:
             body = self._body()
@@ -101,8 +140,8 @@ def lease_api(host: str = "127.0.0.1") -> Iterator[LeaseApi]:
             namespace, _, name = self.path.removeprefix(PATH).split("/")
             return namespace, name
 
-        def _body(self) -> dict[str, Any]:
-            body: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        def _body(self) -> Any:
+            body: Any = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             return body
 
         def _answer(self, act: Callable[[], tuple[int, object]]) -> None:
