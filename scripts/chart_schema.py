@@ -44,6 +44,8 @@ CHART_OWNED = frozenset(
         "metrics_port",
         "namesrv",
         "peers",
+        "pod_name",
+        "pod_uid",
         "port",
         "store_path",
     }

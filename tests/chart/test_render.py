@@ -175,10 +175,20 @@ def test_only_members_have_a_token(chart: Rendered) -> None:
     assert all(not each["automountServiceAccountToken"] for each in chart.of("ServiceAccount"))
 
 
-def test_rights_end_at_the_lease_of_the_group(chart: Rendered) -> None:
+def test_rights_end_at_the_group(chart: Rendered) -> None:
+    """Its Lease, its pods, and events, which Kubernetes cannot limit."""
     for role in chart.of("Role"):
         name = role["metadata"]["name"]
-        named, creating = role["rules"]
+        named, creating, events, pods = role["rules"]
+        assert (events["apiGroups"], events["resources"]) == (["events.k8s.io"], ["events"])
+        assert events["verbs"] == ["create", "patch"]
+        count = chart.one("StatefulSet", name)["spec"]["replicas"]
+        assert pods == {
+            "apiGroups": [""],
+            "resources": ["pods"],
+            "resourceNames": [f"{name}-{number}" for number in range(count)],
+            "verbs": ["patch"],
+        }
         assert named["resourceNames"] == [name]
         assert set(named["verbs"]) == {"get", "update"}
         assert creating["verbs"] == ["create"]
@@ -190,6 +200,27 @@ def test_rights_end_at_the_lease_of_the_group(chart: Rendered) -> None:
         member = chart.one("StatefulSet", name)
         assert pod_template(member)["spec"]["serviceAccountName"] == name
         assert env(member)["COMETMQ_LEASE"] == f"kubernetes://{NAMESPACE}/{name}"
+
+
+@pytest.mark.parametrize("option", ["pod_events_enable", "pod_role_label_enable"])
+def test_what_is_not_wanted_gets_no_rights(option: str) -> None:
+    resource = {"pod_events_enable": "events", "pod_role_label_enable": "pods"}[option]
+    objects = template(HELMS[-1], "--set", f"broker.config.{option}=false")
+    for role in (found for found in objects if found["kind"] == "Role"):
+        rights = [one for rule in role["rules"] for one in rule["resources"]]
+        assert resource not in rights
+        assert len(rights) == 3
+
+
+def test_a_member_knows_its_pod(chart: Rendered) -> None:
+    for workload in chart.members():
+        (member,) = containers(workload)
+        given = {e["name"]: e for e in member["env"]}
+        names = list(given)
+        assert given["COMETMQ_POD_NAME"]["value"] == "$(POD_NAME)"
+        assert names.index("POD_NAME") < names.index("COMETMQ_POD_NAME"), "else it is not expanded"
+        uid = {"fieldRef": {"fieldPath": "metadata.uid"}}
+        assert given["COMETMQ_POD_UID"]["valueFrom"] == uid
 
 
 def test_rights_from_elsewhere() -> None:

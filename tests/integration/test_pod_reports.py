@@ -70,7 +70,7 @@ class PodGroup(LiveGroup):
 async def pods(directory: Path, **options: Any) -> AsyncIterator[LiveGroup]:
     """A group of two, in sync; member 0 writes, in a topic that waits for copies."""
     place = {"lease": "kubernetes://queues/prod-broker-a"}
-    async with live_group(directory, 2, PodGroup, **{**QUICK, **place, **options}) as group:
+    async with live_group(directory, kind=PodGroup, **{**QUICK, **place, **options}) as group:
         await group.all_in_sync(0, 1)
         await group[0].client.put_topic("T", 1, ASYNC)
         yield group

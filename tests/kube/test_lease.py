@@ -32,8 +32,9 @@ class RealKeeper:
         self._server = rights.server
         self._detour = ""
 
-    def open(self) -> KubernetesLease:
-        return KubernetesLease(self._rights.namespace, LEASE, "g1", KubeApi(self._access))
+    def open(self, pod_name: str = "") -> KubernetesLease:
+        api = KubeApi(self._access)
+        return KubernetesLease(self._rights.namespace, LEASE, "g1", api, pod_name)
 
     def _access(self) -> Access:
         found = access(self._rights.environment(), self._rights.pod)

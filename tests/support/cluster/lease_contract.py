@@ -261,7 +261,7 @@ Body = dict[str, Any]
 class KubernetesKeeper(Keeper, Protocol):
     """A Lease as an object that anybody may look at, and change."""
 
-    def open(self) -> KubernetesLease: ...
+    def open(self, pod_name: str = "") -> KubernetesLease: ...
 
     def object(self) -> Body:
         """As it is now."""
@@ -299,6 +299,27 @@ class KubernetesContract(LeaseContract):
         annotations = found["metadata"]["annotations"]
         assert annotations["cometmq.io/holder_id"] == "1"
         assert annotations["cometmq.io/transfer_to"] == "null"
+
+    async def test_two_releases_side_by_side_see_one_holder(self, keeper: KubernetesKeeper) -> None:
+        """The release before calls the holder by group and member id, this one by its pod. Each
+        reads what the other wrote, and neither takes another name for another holder.
+        """
+        before, now = keeper.open(), keeper.open("prod-broker-a-0")
+        version = await before.write(HELD, NOT_THERE)
+        first = keeper.object()["spec"]
+        for number, lease in enumerate((now, before, now), 1):
+            renewed = replace(HELD, renewals=number)
+            version = await lease.write(renewed, (await lease.read()).version)
+            spec = keeper.object()["spec"]
+            assert spec["holderIdentity"] == ("prod-broker-a-0" if lease is now else "g1-0")
+            assert (spec["leaseTransitions"], spec["acquireTime"]) == (0, first["acquireTime"])
+            for reader in (before, now):
+                assert await reader.read() == Reading(renewed, version)
+        other = LeaseRecord("g1", 1, "store-1", "host:2", 4)
+        another = keeper.open("prod-broker-a-1")
+        await another.write(other, (await another.read()).version)
+        spec = keeper.object()["spec"]
+        assert (spec["holderIdentity"], spec["leaseTransitions"]) == ("prod-broker-a-1", 1)
 
     async def test_what_others_have_put_there_stays(self, keeper: KubernetesKeeper) -> None:
         """A chart may make the object; people and tools put labels and notes on it."""

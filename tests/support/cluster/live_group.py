@@ -268,13 +268,12 @@ def validated() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def live_group(
-    directory: Path, members: int = 2, kind: type[LiveGroup] = LiveGroup, **options: Any
-) -> AsyncIterator[LiveGroup]:
-    """A group whose member 0 writes, the others follow. ``clocks`` is not among the options but
-    taken all the same: of members that have another than the machine's.
+async def live_group(directory: Path, members: int = 2, **options: Any) -> AsyncIterator[LiveGroup]:
+    """A group whose member 0 writes, the others follow. Not among the options but taken all the
+    same: ``clocks`` of members that have another than the machine's, and the ``kind`` of group.
     """
     clocks: Mapping[int, Clock] = options.pop("clocks", {})
+    kind: type[LiveGroup] = options.pop("kind", LiveGroup)
     group = kind(directory, **options)
     for member_id, clock in clocks.items():
         group[member_id].clock = clock

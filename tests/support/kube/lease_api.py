@@ -1,5 +1,5 @@
-"""A model of the Kubernetes API's Leases: optimistic locking by resourceVersion, over real HTTP. And
-of events, and labels of pods, as far as members write them.
+"""A model of the Kubernetes API's Leases: optimistic locking by resourceVersion, over real HTTP.
+And of events, and labels of pods, as far as members write them.
 
 ``lose_answers`` lets the next writes be carried out and their connections break before the answer.
 ``gate``: closed, calls are taken, and carried out and answered when it opens. ``accepted``: every
@@ -102,6 +102,20 @@ class LeaseApi:
                 labels.update(body["metadata"]["labels"])
             return 200, {"metadata": {"labels": labels}}
 
+    def carry_out(self, method: str, path: str, body: Any, host: str) -> tuple[int, Any]:
+        """One call of the API."""
+        *_, last = path.split("/")
+        if path.startswith(EVENTS):
+            new = method == "POST"
+            return self.put_event(body["metadata"]["name"] if new else last, body, new=new)
+        if method == "PATCH":
+            return self.patch_pod(last, body)
+        namespace, _, *names = path.removeprefix(PATH).split("/")
+        if method == "GET":
+            return self.get((namespace, names[0]), host)
+        name = names[0] if names else body["metadata"]["name"]
+        return self.put((namespace, name), body, new=not names)
+
     def reasons(self) -> list[tuple[str, str]]:
         """The pod and the reason of all events, oldest first."""
         with self._lock:
@@ -115,34 +129,13 @@ def lease_api(host: str = "127.0.0.1") -> Iterator[LeaseApi]:
     api = LeaseApi()
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._answer(lambda: api.get(self._key(), self.client_address[0]))
+        def _carry_out(self) -> None:
+            size = int(self.headers.get("Content-Length") or 0)
+            body = json.loads(self.rfile.read(size)) if size else None
+            host = self.client_address[0]
+            self._answer(lambda: api.carry_out(self.command, self.path, body, host))
 
-        def do_POST(self) -> None:
-            body = self._body()
-            name = body["metadata"]["name"]
-            if self.path.startswith(EVENTS):
-                return self._answer(lambda: api.put_event(name, body, new=True))
-            namespace = self.path.removeprefix(PATH).split("/")[0]
-            return self._answer(lambda: api.put((namespace, name), body, new=True))
-
-        def do_PATCH(self) -> None:
-            body, name = self._body(), self.path.rpartition("/")[2]
-            if self.path.startswith(EVENTS):
-                return self._answer(lambda: api.put_event(name, body, new=False))
-            return self._answer(lambda: api.patch_pod(name, body))
-
-        def do_PUT(self) -> None:
-            body = self._body()
-            self._answer(lambda: api.put(self._key(), body, new=False))
-
-        def _key(self) -> tuple[str, str]:
-            namespace, _, name = self.path.removeprefix(PATH).split("/")
-            return namespace, name
-
-        def _body(self) -> Any:
-            body: Any = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            return body
+        do_GET = do_POST = do_PUT = do_PATCH = _carry_out
 
         def _answer(self, act: Callable[[], tuple[int, object]]) -> None:
             assert api.gate.wait(30), "the test forgot to let the calls go"

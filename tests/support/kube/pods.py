@@ -40,6 +40,7 @@ class Pod:
         known = {
             "metadata.name": self.name,
             "metadata.namespace": self.namespace,
+            "metadata.uid": f"uid-of-{self.name}",
             "status.podIP": self.address,
             "spec.nodeName": "node",
         }

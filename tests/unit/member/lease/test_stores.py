@@ -128,8 +128,9 @@ class ModelKeeper:
         self._api = api
         self._address = api.address
 
-    def open(self) -> KubernetesLease:
-        return KubernetesLease(*KEY, "g1", KubeApi(lambda: Access(self._address)))
+    def open(self, pod_name: str = "") -> KubernetesLease:
+        api = KubeApi(lambda: Access(self._address))
+        return KubernetesLease(*KEY, "g1", api, pod_name)
 
     def delete(self) -> None:
         del self._api.leases[KEY]
