@@ -363,6 +363,7 @@ async def test_replies_to_nobody_and_bad_streams_are_refused(tmp_path: Path) -> 
         for bad in (
             pb.OutgoingMessage(topic=TOPIC, body=b"."),
             pb.OutgoingMessage(topic=TOPIC, properties={request_reply.MSG_TYPE: "reply"}),
+            reply_of("", "1", b"."),
             reply_of("a", "", b"."),
         ):
             bad.ClearField("keys")

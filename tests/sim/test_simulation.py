@@ -30,6 +30,12 @@ def test_nothing_is_lost_and_nobody_is_misled() -> None:
     assert not missing(counts, SEEDS)
 
 
+@pytest.mark.parametrize("seed", [0, 4, 5])
+def test_a_single_run_breaks_no_promise(seed: int) -> None:
+    """Runs that find a broken rule within seconds: `make mutants` plays each of them alone."""
+    play(seed)
+
+
 def test_a_seed_is_the_same_run_again() -> None:
     first: list[str] = []
     second: list[str] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cometmq.messaging.inline_messages import InlineMessages
@@ -13,6 +13,7 @@ CODES = (0, 1, 0x8000_0001, 0xFFFF_FFFF)  # of the tags that there are
 messages = st.lists(
     st.tuples(st.binary(min_size=2, max_size=9), st.sampled_from(CODES)), min_size=1, max_size=32
 )
+TWO = [(b"aa", 0), (b"bb", 0)]
 
 
 def inline_messages_of(found: list[tuple[bytes, int]], first: int = 0) -> InlineMessages:
@@ -46,6 +47,8 @@ def naive_pull(
     bytes_max=st.integers(1, 300),
     codes=st.frozensets(st.sampled_from(CODES), max_size=3),
 )
+@example(found=TWO, first=0, skip=0, count_max=1, bytes_max=9, codes=frozenset())
+@example(found=TWO, first=0, skip=0, count_max=9, bytes_max=3, codes=frozenset())
 def test_a_pull_of_inline_messages_is_the_loop(
     found: list[tuple[bytes, int]],
     first: int,

@@ -262,16 +262,17 @@ def test_a_file_under_the_name_of_a_folder_in_deletion_stays(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("content", [bytes(300), b"\xff{garbage", b'{"dataVersion":'])
 @pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("name", ["topics.json", "delayOffset.json"])
 def test_a_table_that_does_not_read_is_nobodys_sign(
-    tmp_path: Path, content: bytes, clean: bool, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, name: str, content: bytes, clean: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Ours was damaged; without any other trace of RocketMQ our log's state counts."""
     store = open_store(tmp_path)
     append(store, ("A", 0, [b"a"]))
     store.close() if clean else store.abandon()
     (tmp_path / "config").mkdir()
-    (tmp_path / "config/topics.json").write_bytes(content)
+    (tmp_path / "config" / name).write_bytes(content)
     store = open_store(tmp_path)
     assert store.adoption is None
-    assert "topics.json does not read: our log's state counts" in caplog.text
+    assert f"{name} does not read: our log's state counts" in caplog.text
     store.close()

@@ -186,19 +186,21 @@ def test_a_record_out_of_its_queues_order_is_damage(tmp_path: Path) -> None:
 @pytest.mark.parametrize("boot", ["boot-1", "boot-2"])
 def test_a_deleted_topic_does_not_come_back(tmp_path: Path, boot: str) -> None:
     store = open_store(tmp_path, files=FaultyFiles())
-    append(store, ("A", 0, [b"old", b"older"]), ("B", 0, [b"kept"]))
-    append(store, ("S", 0, [b"A"]))
-    store.drop_topic("A")
+    append(store, ("A", 0, [b"old", b"older"]), ("B", 0, [b"kept"]), ("C", 0, [b"gone"]))
+    append(store, ("S", 0, [b"A", b"C"]))
+    for topic in ("A", "C"):
+        store.drop_topic(topic)
     append(store, ("A", 0, [b"new"]), ("B", 0, [b"too"]))
     store.abandon()
     observer = Deletions()
     store = open_store(tmp_path, files=FaultyFiles(boot=boot), observer=observer)
-    assert observer.seen == [b"A"]
+    assert observer.seen == [b"A", b"C"]
     assert bodies(store, "A", 0) == [b"new"]
     assert bodies(store, "B", 0) == [b"kept", b"too"]
+    assert ("C", 0) not in store.queues()
     store.close()
     store = open_store(tmp_path, observer=observer)
-    assert observer.seen == [b"A"], "after a clean close nothing is dispatched again"
+    assert observer.seen == [b"A", b"C"], "after a clean close nothing is dispatched again"
     store.abandon()
 
 
