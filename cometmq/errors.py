@@ -690,7 +690,7 @@ class ClusterRunning(ConflictError):
 
 
 class FlowControl(BusyError):
-    """The broker holds as many unfinished bytes as it may, or the client has used its quota up."""
+    """The broker holds as many unfinished bytes as it may, or a quota is used up."""
 
     code = 4000
     status = "RESOURCE_EXHAUSTED"

@@ -131,6 +131,7 @@ class SectionedGroup(Group):
                 "transactions_cli",
                 "Transactions: half messages that have no end yet.",
             ),
+            "quota": ("quotas_cli", "Quotas: what addresses and topics may send and read."),
             "dlq": ("dead_letters_cli", "Dead letters: messages that a group gave up."),
         },
         "Cluster": {

@@ -587,6 +587,13 @@ _COLUMNS: dict[type, tuple[Column, ...]] = {
     ),
     views.TopicView: (*_STORED, _QUOTA),
     views.CreatedTopicView: (*_STORED, _QUOTA, ("new", lambda v: v.created)),
+    views.QuotaView: (
+        ("quota of", lambda v: v.scope),
+        ("name", lambda v: v.name or "(each)"),
+        ("broker group", lambda v: v.broker_group),
+        ("send", lambda v: v.send),
+        ("read", lambda v: v.read),
+    ),
     views.OrderView: (
         ("topic", lambda v: v.topic),
         ("name server", lambda v: v.namesrv),

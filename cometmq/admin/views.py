@@ -151,6 +151,17 @@ class TopicView:
 
 
 @dataclass(frozen=True, slots=True)
+class QuotaView:
+    """What an address or a topic may send and read at one broker group, messages/bytes a second."""
+
+    scope: str  # address or topic
+    name: str  # empty: each that has no quota of its own
+    broker_group: str
+    send: str  # 0/0: no limit; empty: as each
+    read: str
+
+
+@dataclass(frozen=True, slots=True)
 class CreatedTopicView:
     """What `topic create` or `topic update` did on one broker group."""
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ipaddress
 import urllib.parse
 from dataclasses import dataclass
+from functools import lru_cache
 
 from cometmq.errors import MessageNotFound
 from cometmq.format import ids
 from cometmq.format.batch import BatchLimits
 from cometmq.format.record import host_bytes
+from cometmq.messaging.quotas import Caller, counted_as
 
 _PORT_BYTES = 4
 _UNKNOWN_PEER = host_bytes("0.0.0.0", 0)
@@ -51,6 +53,21 @@ def host_of_peer(peer: str) -> bytes:
 def address_of_host(host: bytes) -> str:
     """A host field without its port, for a person: ``10.0.0.1``."""
     return str(ipaddress.ip_address(host[:-_PORT_BYTES]))
+
+
+def caller_of_host(host: bytes, client_id: str) -> Caller:
+    """The client whose quotas count, by its host field."""
+    return Caller(client_id, counted_as(host[:-_PORT_BYTES]))
+
+
+def caller_of_peer(peer: str, client_id: str) -> Caller:
+    """As :func:`caller_of_host`, by gRPC's peer text."""
+    return Caller(client_id, _counted_peer(peer))
+
+
+@lru_cache(maxsize=4_096)
+def _counted_peer(peer: str) -> str:
+    return counted_as(host_of_peer(peer)[:-_PORT_BYTES])
 
 
 def ip_and_port(host: bytes) -> tuple[bytes, int]:

@@ -21,6 +21,7 @@ from cometmq.clock import Clock, SystemClock
 from cometmq.errors import DiskFull, FlowControl, StoreFailed
 from cometmq.format.record import first_store_time_ms
 from cometmq.member.storage.member_storage import BaseStorage, MemberStorage
+from cometmq.messaging.quotas import Scope, Way
 from cometmq.messaging.state import BrokerState
 from cometmq.messaging.topics import is_system
 from cometmq.model import BROADCAST_PREFIX, RETRY_PREFIX
@@ -147,6 +148,14 @@ class MemberMetrics:
         )
         for refusal in _ALARMING:
             self.batches_refused.labels(refusal.name())
+        throttled = counter(
+            "cometmq_calls_throttled",
+            "Calls refused because a quota is used up, by what is counted and whose quota it is.",
+            ["way", "scope"],
+        )
+        self._throttled = {
+            (way, scope): throttled.labels(way.value, scope.value) for way in Way for scope in Scope
+        }
         self._late = counter(
             "cometmq_batches_late",
             "Batches stored, and answered FLUSH_DISK_TIMEOUT or FLUSH_SLAVE_TIMEOUT.",
@@ -298,6 +307,10 @@ class MemberMetrics:
     def sender_forgotten(self) -> None:
         """The table of senders is full: the one that was silent for longest has left."""
         self._forgotten.inc()
+
+    def throttled(self, way: Way, scope: Scope) -> None:
+        """A call was refused because a quota is used up."""
+        self._throttled[way, scope].inc()
 
     def replies(self, outcome: str, count: int) -> None:
         """``count`` replies had this outcome: pushed, found, unclaimed or late."""

@@ -32,7 +32,7 @@ from cometmq.messaging.locks import Grant, GrantRun
 from cometmq.messaging.offsets import CommittedOffset
 from cometmq.messaging.pop import wire as pop_wire
 from cometmq.messaging.pop.table import QueueMoved
-from cometmq.messaging.quotas import NO_QUOTA, Quota
+from cometmq.messaging.quotas import NO_QUOTA, Limits, Quota, Scope
 from cometmq.messaging.resends import ResentKey
 from cometmq.messaging.retry import Attempt
 from cometmq.messaging.timers import Timer, TimerMark
@@ -86,6 +86,17 @@ class TopicQuotaPut:
 
     topic: str
     quota: Quota
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsPut:
+    """What an address, or all clients of a topic that is there, may send and read. No name: each of
+    them that says nothing. Replaces what was known.
+    """
+
+    scope: Scope
+    name: str
+    limits: Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +314,7 @@ Change = (
     | TopicReserved
     | TopicTyped
     | TopicQuotaPut
+    | LimitsPut
     | TopicDropped
     | TopicSnapshot
     | QueuesCounted
@@ -428,6 +440,23 @@ def _quota_fields(quota: Quota) -> list[int]:
 def _quota(value: list[Json]) -> Quota:
     messages_per_s, bytes_per_s = map(_int, value)
     return Quota(messages_per_s, bytes_per_s)
+
+
+def _limit_fields(limits: Limits) -> dict[str, list[int]]:
+    both = {"w": limits.send, "r": limits.read}
+    return {name: _quota_fields(quota) for name, quota in both.items() if quota is not None}
+
+
+def _limits(f: dict[str, Json]) -> Limits:
+    send, read = (_quota(f[name]) if name in f else None for name in "wr")
+    return Limits(send, read)
+
+
+def _limited(value: Json) -> Scope:
+    scope = Scope(value)
+    if scope is Scope.CLIENT:
+        raise ValueError("clients have their quotas in topics and groups")
+    return scope
 
 
 def _commit_fields(commits: Iterable[CommittedOffset]) -> dict[str, dict[str, list[list[int]]]]:
@@ -584,6 +613,13 @@ _KINDS: dict[type[Change], _Kind] = {
         frozenset("nq"),
         lambda c: {"n": c.topic, "q": _quota_fields(c.quota)},
         lambda f: TopicQuotaPut(_str(f["n"]), _quota(f["q"])),
+    ),
+    LimitsPut: _Kind(
+        "quota",
+        frozenset("sn"),
+        lambda c: {"s": c.scope.value, "n": c.name, **_limit_fields(c.limits)},
+        lambda f: LimitsPut(_limited(f["s"]), _str(f["n"]), _limits(f)),
+        optional=frozenset("wr"),
     ),
     TopicDropped: _Kind(
         "topic-drop", frozenset("n"), lambda c: {"n": c.topic}, lambda f: TopicDropped(_str(f["n"]))

@@ -1,22 +1,48 @@
-"""How much one client may send to a topic, or read as a member of a group: messages and bytes per
-second. Off unless a topic or a group says otherwise.
+"""How much may be sent and read: messages and bytes per second, of each client of a topic or group,
+of each address, and of each topic. Off unless an operator says otherwise.
 
-A client may use the quota of a second at once. It pays for a batch when it has been taken: so one
-larger than a second's quota gets in, and the next ones wait for it. Pure; the time is passed in.
+A second's quota may be used at once. What has been taken is paid for afterwards: so a batch larger
+than a second's quota gets in, and the next ones wait for it. A client is its id at its address, so
+that nobody else uses its quota up; its address and the topic have quotas of their own, so that many
+ids get no more. Pure; the time is passed in.
 """
 
 from __future__ import annotations
 
+import ipaddress
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
-from cometmq.errors import FlowControl, InvalidRequest
+from cometmq.errors import FlowControl, InvalidRequest, LimitExceeded
+from cometmq.messaging.topics import is_system
 
 QUOTA_MAX = 1 << 40
-CLIENTS_MAX = 10_000  # with something to pay for; above it new ones share an account
+ACCOUNTS_MAX = 10_000  # of one scope with something to pay for; above it new ones share one
+NAMED_MAX = 1_000  # addresses with a quota of their own
 BURST_S = 1.0
-_OTHERS = ""
+SWEEP_S = 1.0
+EACH = ""  # the name of all that have no quota of their own
+_NETWORK_BITS = 64  # of IPv6, that one customer has at least
+
+
+class Way(Enum):
+    """What is counted."""
+
+    SEND = "sends"
+    READ = "reads"
+
+
+class Scope(Enum):
+    """Whose quota it is. Clients have one in a topic (sends) or a group (reads)."""
+
+    CLIENT = "client"
+    ADDRESS = "address"
+    TOPIC = "topic"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +59,21 @@ class Quota:
 NO_QUOTA = Quota()
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an address or a topic may send and read. None: as each one that says nothing."""
+
+    send: Quota | None = None
+    read: Quota | None = None
+
+    def of(self, way: Way) -> Quota | None:
+        """The quota of sends or of reads."""
+        return self.send if way is Way.SEND else self.read
+
+
+_NO_LIMITS = Limits()
+
+
 def check_quota(what: str, quota: Quota) -> None:
     """Raises InvalidRequest."""
     for name, value in (
@@ -43,47 +84,232 @@ def check_quota(what: str, quota: Quota) -> None:
             raise InvalidRequest(f"{what}: {name} is 0 (no limit) to {QUOTA_MAX}, not {value}")
 
 
-class Account(NamedTuple):
-    """Whose quota it is: a topic or a group, and a client."""
+@lru_cache(maxsize=4_096)
+def address_name(text: str) -> str:
+    """The name under which an address is counted: of IPv6 the /64 that it is in. Empty: not known.
+    Raises InvalidRequest.
+    """
+    if not text:
+        return ""
+    try:
+        network = ipaddress.ip_interface(text).network
+    except ValueError:
+        raise InvalidRequest(f"{text[:100]!r} is no IP address") from None
+    is_whole = network.num_addresses == 1
+    if not is_whole and (network.version == 4 or network.prefixlen != _NETWORK_BITS):
+        raise InvalidRequest(f"{text}: an address, or a /{_NETWORK_BITS} of IPv6")
+    return counted_as(network.network_address.packed)
 
-    of: str
+
+@lru_cache(maxsize=4_096)
+def counted_as(address: bytes) -> str:
+    """The name under which an address of 4 or 16 bytes is counted."""
+    found = ipaddress.ip_address(address)
+    if isinstance(found, ipaddress.IPv4Address):
+        return str(found)
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.ip_network((found, _NETWORK_BITS), strict=False))
+
+
+class Caller(NamedTuple):
+    """A client: the id that it names, and the name of its address. Both may be empty: not known."""
+
     client: str
+    address: str
 
 
-class QuotaTable:
-    """What clients have still to pay for. ``what`` is for the refusal."""
+class QuotaRules:
+    """Which quotas there are. Those without any limit are not kept, but for what an address or a
+    topic has instead of the limit of each.
+    """
 
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._paid_at_s: dict[Account, float] = {}  # when all that was taken is paid for
+    def __init__(self) -> None:
+        # Of each client: sends by topic, reads by group.
+        self.of_clients: dict[Way, dict[str, Quota]] = {Way.SEND: {}, Way.READ: {}}
+        self._limits: dict[Scope, dict[str, Limits]] = {Scope.ADDRESS: {}, Scope.TOPIC: {}}
+        self._has: dict[Way, bool] = {Way.SEND: False, Way.READ: False}  # limits
+
+    def has(self, way: Way) -> bool:
+        """Whether anything is limited."""
+        return bool(self.of_clients[way]) or self._has[way]
+
+    def put(self, scope: Scope, name: str, limits: Limits) -> None:
+        """What an address or a topic, or EACH, may send and read."""
+        if limits == _NO_LIMITS:
+            self._limits[scope].pop(name, None)
+        else:
+            self._limits[scope][name] = limits
+        for way in Way:
+            every = (one.of(way) for named in self._limits.values() for one in named.values())
+            self._has[way] = any(every)
+
+    def get(self, scope: Scope, name: str) -> Limits:
+        """What was put."""
+        return self._limits[scope].get(name, _NO_LIMITS)
+
+    def __iter__(self) -> Iterator[tuple[Scope, str, Limits]]:
+        """All limits of addresses and topics, in order."""
+        for scope, named in self._limits.items():
+            for name in sorted(named):
+                yield scope, name, named[name]
 
     def __len__(self) -> int:
-        return len(self._paid_at_s)
+        return sum(map(len, self._limits.values()))
 
-    def check(self, account: Account, now_s: float) -> None:
-        """Raises FlowControl while the client has used its quota up, and says when it may go on."""
-        paid_at_s = self._paid_at_s.get(self._place(account, now_s))
-        if paid_at_s is not None and paid_at_s > now_s + BURST_S:
-            wait_ms = ceil((paid_at_s - now_s - BURST_S) * 1000)
-            raise FlowControl(
-                f"client {account.client[:255]!r} has used up its quota {self._what} {account.of}",
-                retry_after_ms=wait_ms,
-            )
+    def check_room(self, scope: Scope, name: str) -> None:
+        """LimitExceeded: too many addresses have limits of their own."""
+        named = self._limits[scope]
+        if scope is Scope.ADDRESS and name not in named and len(named) > NAMED_MAX:
+            raise LimitExceeded(f"{NAMED_MAX} addresses have quotas of their own: unset some")
 
-    def take(self, account: Account, quota: Quota, count: int, size: int, now_s: float) -> None:
-        """The client has sent or got so many messages and bytes."""
-        cost_s = 0.0
+    def forget_topic(self, topic: str) -> None:
+        """A topic is deleted."""
+        self.of_clients[Way.SEND].pop(topic, None)
+        if topic in self._limits[Scope.TOPIC]:
+            self.put(Scope.TOPIC, topic, _NO_LIMITS)
+
+    def is_topic_read_limited(self, topic: str) -> bool:
+        """Whether a quota other than that of a group's clients counts who reads the topic."""
+        addresses = self._limits[Scope.ADDRESS].values()
+        return bool(self.of_topic(Way.READ, topic)) or any(one.read for one in addresses)
+
+    def of_topic(self, way: Way, topic: str) -> Quota:
+        """What all clients of a topic have together; topics of the broker's own have no limit."""
+        return self._of(way, Scope.TOPIC, topic) if not is_system(topic) else NO_QUOTA
+
+    def of_address(self, way: Way, address: str) -> Quota:
+        """What one address has in all topics and groups."""
+        return self._of(way, Scope.ADDRESS, address) if address else NO_QUOTA
+
+    def _of(self, way: Way, scope: Scope, name: str) -> Quota:
+        found = self.get(scope, name).of(way)
+        return found if found is not None else self.get(scope, EACH).of(way) or NO_QUOTA
+
+
+class Account(NamedTuple):
+    """Who pays. ``of``: the topic or group of a client, the topic, or nothing."""
+
+    scope: Scope
+    of: str = ""
+    client: str = ""
+    address: str = ""
+
+
+class Charge(NamedTuple):
+    """What counts against which quota. ``has_place``: never shares an account."""
+
+    account: Account
+    quota: Quota
+    has_place: bool = True
+
+
+class Use(NamedTuple):
+    """Messages and bytes of one topic that were sent or read, and what they count against."""
+
+    charges: Sequence[Charge]
+    message_count: int
+    size_bytes: int
+
+
+class QuotaMeter:
+    """Counts sends or reads against all quotas. ``throttled`` is called at each refusal."""
+
+    def __init__(
+        self,
+        way: Way,
+        rules: Callable[[], QuotaRules],
+        throttled: Callable[[Way, Scope], None] = lambda _way, _scope: None,
+    ) -> None:
+        self._way = way
+        self._rules = rules
+        self._throttled = throttled
+        self._books = {scope: _Book() for scope in Scope}
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is any quota."""
+        return self._rules().has(self._way)
+
+    def charges(self, caller: Caller, topic: str, group: str = "") -> list[Charge]:
+        """What messages of a topic count against. ``group``: reads as its member. No topic: what
+        is of no topic of its own.
+        """
+        rules, way = self._rules(), self._way
+        of = topic if way is Way.SEND else group
+        found = []
+        if quota := rules.of_clients[way].get(of):
+            account = Account(Scope.CLIENT, of, caller.client, caller.address)
+            found.append(Charge(account, quota, has_place=False))
+        if quota := rules.of_address(way, caller.address):
+            account = Account(Scope.ADDRESS, address=caller.address)
+            is_named = bool(rules.get(Scope.ADDRESS, caller.address).of(way))
+            found.append(Charge(account, quota, is_named))
+        if topic and (quota := rules.of_topic(way, topic)):
+            found.append(Charge(Account(Scope.TOPIC, topic), quota))
+        return found
+
+    def check(self, charges: Iterable[Charge], now_s: float) -> None:
+        """Raises FlowControl while a quota is used up, and says when it may go on."""
+        for charge in charges:
+            wait_s = self._books[charge.account.scope].wait_s(charge, now_s)
+            if wait_s > 0:
+                self._throttled(self._way, charge.account.scope)
+                raise FlowControl(self._refusal(charge.account), retry_after_ms=ceil(wait_s * 1000))
+
+    def _refusal(self, account: Account) -> str:
+        scope, of, client, address = account
+        is_send = self._way is Way.SEND
+        what = f"has used up its quota of {self._way.value}"
+        option = "--send" if is_send else "--read"
+        if scope is Scope.CLIENT:
+            to, kind = ("to topic", "topic") if is_send else ("of group", "group")
+            name = (client or address)[:255]
+            command = f"cometmq {kind} update {of} {option}-quota"
+            return f"client {name!r} {what} {to} {of} ({command} changes it)"
+        name = address if scope is Scope.ADDRESS else of
+        command = f"cometmq quota set {scope.value} {name} {option}"
+        return f"{scope.value} {name} {what} ({command} changes it)"
+
+    def take(self, uses: Iterable[Use], now_s: float) -> None:
+        """So much was sent or read."""
+        counts, sizes = Counter[Charge](), Counter[Charge]()
+        for charges, message_count, size_bytes in uses:
+            for charge in charges:
+                counts[charge] += message_count
+                sizes[charge] += size_bytes
+        for charge, count in counts.items():
+            self._books[charge.account.scope].take(charge, count, sizes[charge], now_s)
+
+
+class _Book:
+    """What accounts of one scope have still to pay for."""
+
+    def __init__(self) -> None:
+        self._paid_at_s: dict[Account, float] = {}  # when all that was taken is paid for
+        self._swept_s = 0.0
+
+    def wait_s(self, charge: Charge, now_s: float) -> float:
+        """How long until the account may take more; not above 0: it may."""
+        paid_at_s = self._paid_at_s.get(self._place(charge, now_s), now_s)
+        return paid_at_s - now_s - BURST_S
+
+    def take(self, charge: Charge, count: int, size_bytes: int, now_s: float) -> None:
+        quota, cost_s = charge.quota, 0.0
         if quota.messages_per_s:
             cost_s = count / quota.messages_per_s
         if quota.bytes_per_s:
-            cost_s = max(cost_s, size / quota.bytes_per_s)
+            cost_s = max(cost_s, size_bytes / quota.bytes_per_s)
         if cost_s:
-            place = self._place(account, now_s)
+            place = self._place(charge, now_s)
             self._paid_at_s[place] = max(self._paid_at_s.get(place, now_s), now_s) + cost_s
 
-    def _place(self, account: Account, now_s: float) -> Account:
-        if account in self._paid_at_s or len(self._paid_at_s) < CLIENTS_MAX:
+    def _place(self, charge: Charge, now_s: float) -> Account:
+        account = charge.account
+        if account in self._paid_at_s or len(self._paid_at_s) < ACCOUNTS_MAX:
             return account
-        # Who has paid needs no entry.
-        self._paid_at_s = {a: s for a, s in self._paid_at_s.items() if s > now_s}
-        return account if len(self._paid_at_s) < CLIENTS_MAX else Account(account.of, _OTHERS)
+        if now_s >= self._swept_s + SWEEP_S:  # an account that has paid needs no entry
+            self._paid_at_s = {a: s for a, s in self._paid_at_s.items() if s > now_s}
+            self._swept_s = now_s
+        has_room = charge.has_place or len(self._paid_at_s) < ACCOUNTS_MAX
+        return account if has_room else Account(account.scope, account.of)

@@ -32,6 +32,7 @@ from cometmq.messaging.changes import (
     GroupPut,
     HalvesDropped,
     HalvesReached,
+    LimitsPut,
     MessagesResent,
     OffsetsCommitted,
     OffsetsReset,
@@ -63,7 +64,16 @@ from cometmq.messaging.handle_secrets import HandleSecrets, Secret
 from cometmq.messaging.locks import LockTable
 from cometmq.messaging.offsets import CommittedOffset, OffsetTable, batched
 from cometmq.messaging.pop.table import PopTable, QueueMoved
-from cometmq.messaging.quotas import NO_QUOTA, Quota, check_quota
+from cometmq.messaging.quotas import (
+    EACH,
+    NO_QUOTA,
+    Limits,
+    Quota,
+    QuotaRules,
+    Scope,
+    Way,
+    check_quota,
+)
 from cometmq.messaging.resends import ResentTable
 from cometmq.messaging.resets import ResetTable, positions_of
 from cometmq.messaging.retry import Attempt, AttemptTable
@@ -96,6 +106,7 @@ RECORD_BYTES_MAX = 256 * 1024
 TOPIC_BYTES, QUEUE_BYTES, GROUP_BYTES, COMMIT_BYTES = 200, 60, 200, 80
 STREAM_BYTES = 2_000
 RESENT_BYTES = 200
+LIMITS_BYTES = 220
 LOCK_BYTES = 300
 POP_BYTES, LEASE_BYTES = 200, 120
 ATTEMPT_BYTES = 60
@@ -124,9 +135,7 @@ class BrokerState:
         self.topics = TopicTable(topics_max)
         self.generations = GenerationTable()
         self.groups: dict[str, GroupSettings] = {}
-        # What each client may send, by topic, and read, by group; those with a limit only.
-        self.send_quotas: dict[str, Quota] = {}
-        self.read_quotas: dict[str, Quota] = {}
+        self.quotas = QuotaRules()
         self.groups_max = groups_max
         self.offsets = OffsetTable()
         self.streams = StreamTable()  # takes what producers send, as `offsets` takes commits
@@ -174,13 +183,30 @@ class BrokerState:
         InvalidRequest.
         """
         check_quota("send_quota", quota)
-        if quota == self.send_quotas.get(topic, NO_QUOTA):
+        if quota == self.quotas.of_clients[Way.SEND].get(topic, NO_QUOTA):
             return []
         return [TopicQuotaPut(topic, quota)]
 
+    def plan_limits(self, scope: Scope, name: str, limits: Limits) -> list[LimitsPut]:
+        """The change that lets an address, a topic, or each of them (EACH) send and read so much.
+        InvalidRequest, LimitExceeded, TopicNameInvalid, TopicNotFound, and NoPermission for a
+        system topic.
+        """
+        for what, quota in (("send", limits.send), ("read", limits.read)):
+            check_quota(what, quota or NO_QUOTA)
+        if scope is Scope.TOPIC and name != EACH:
+            self._check_owner(name, by_system=False)
+            self.topics.get(name)
+        self.quotas.check_room(scope, name)
+        is_known = limits == self.quotas.get(scope, name)
+        return [] if is_known else [LimitsPut(scope, name, limits)]
+
     def is_metered(self, topic: str) -> bool:
-        """Whether a group whose clients have a quota reads the topic."""
-        return any(self.offsets.reads(group, topic) for group in self.read_quotas)
+        """Whether a quota counts who reads the topic: of all, or of a group that reads it."""
+        groups_limited = self.quotas.of_clients[Way.READ]
+        return self.quotas.is_topic_read_limited(topic) or any(
+            self.offsets.reads(group, topic) for group in groups_limited
+        )
 
     def plan_drop(self, topic: str, *, by_system: bool = False) -> TopicDropped:
         """The change that deletes a topic.
@@ -305,8 +331,7 @@ class BrokerState:
         self.topics = other.topics
         self.generations = other.generations
         self.groups = other.groups
-        self.send_quotas = other.send_quotas
-        self.read_quotas = other.read_quotas
+        self.quotas = other.quotas
         self.offsets = other.offsets
         self.delays = other.delays
         self.delay_drops = other.delay_drops
@@ -376,11 +401,12 @@ class BrokerState:
         | QueuesLocked
         | QueuesUnlocked
         | OffsetsReset
-        | TopicQuotaPut,
+        | TopicQuotaPut
+        | LimitsPut,
     ) -> None:
         match change:
-            case TopicQuotaPut(topic, quota):
-                self._limit_topic(topic, quota)
+            case TopicQuotaPut() | LimitsPut():
+                self._limit(change)
             case OffsetsReset(number, commits):
                 self._reset(number, commits)
             case QueuesLocked(run):
@@ -448,16 +474,29 @@ class BrokerState:
             )
         self.topics.put(changed)
 
-    def _limit_topic(self, topic: str, quota: Quota) -> None:
+    def _limit(self, change: TopicQuotaPut | LimitsPut) -> None:
+        match change:
+            case TopicQuotaPut(topic, quota):
+                self._check_limited(topic)
+                self._limit_clients(Way.SEND, topic, quota)
+            case LimitsPut(scope, name, limits):
+                if scope is Scope.TOPIC and name != EACH:
+                    self._check_limited(name)
+                self.quotas.put(scope, name, limits)
+
+    def _check_limited(self, topic: str) -> None:
         if topic not in self.topics:
             raise StoreDamaged(f"a quota is given to the topic {topic}, which is not there")
-        self.send_quotas.pop(topic, None)
+
+    def _limit_clients(self, way: Way, of: str, quota: Quota) -> None:
+        quotas = self.quotas.of_clients[way]
+        quotas.pop(of, None)
         if quota:
-            self.send_quotas[topic] = quota
+            quotas[of] = quota
 
     def _drop_topic(self, topic: str) -> None:
         self.topics.drop(topic)
-        self.send_quotas.pop(topic, None)
+        self.quotas.forget_topic(topic)
         self.generations.drop(topic)
         self.offsets.forget_topic(topic)
         self.locks.forget_topic(topic)
@@ -491,12 +530,10 @@ class BrokerState:
                 elif not self.receives(group):  # what is left over comes behind, as leases
                     self.pops.forget_group(group)
                 self.groups[group] = replace(known, policy=policy)
-                self.read_quotas.pop(group, None)
-                if policy.read_quota:
-                    self.read_quotas[group] = policy.read_quota
+                self._limit_clients(Way.READ, group, policy.read_quota)
             case GroupDropped(group):
                 self.groups.pop(group, None)
-                self.read_quotas.pop(group, None)
+                self._limit_clients(Way.READ, group, NO_QUOTA)
                 self.offsets.forget_group(group)
                 self.attempts.forget_group(group)
                 self.locks.forget_group(group)
@@ -566,10 +603,12 @@ class BrokerState:
         for config in self.topics:
             yield TopicSnapshot(config.plain(), self.generations.topic(config.name))
             yield from extras_of(config)
-            if quota := self.send_quotas.get(config.name):
+            if quota := self.quotas.of_clients[Way.SEND].get(config.name):
                 yield TopicQuotaPut(config.name, quota)
             if next_offset_of is not None:
                 yield from self._counted(config.name, next_offset_of)
+        for scope, name, limits in self.quotas:
+            yield LimitsPut(scope, name, limits)
         for name in sorted(self.groups):
             settings = self.groups[name]
             yield GroupPut(replace(settings, policy=group_policy.DEFAULT))
@@ -646,6 +685,7 @@ class BrokerState:
         entries += self.topics.typed_bytes
         entries += GROUP_BYTES * len(self.groups) + COMMIT_BYTES * self.offsets.count
         entries += STREAM_BYTES * len(self.streams) + RESENT_BYTES * self.resent.interval_count
+        entries += LIMITS_BYTES * len(self.quotas)
         entries += sum(_policy_bytes(settings) for settings in self.groups.values())
         entries += LOCK_BYTES * self.locks.count + COMMIT_BYTES * self.resets.count
         entries += CHECK_STEP_BYTES * len(self.halves.written.checks)
@@ -666,9 +706,12 @@ class BrokerState:
         for topic, queue_id in self.generations.queues():
             assert topic in self.topics
             assert self.generations.of(topic, queue_id).current <= self.generations.last
-        assert self.send_quotas.keys() <= {config.name for config in self.topics}
+        assert all(topic in self.topics for topic in self.quotas.of_clients[Way.SEND])
+        limited = {name for scope, name, _ in self.quotas if scope is Scope.TOPIC}
+        assert all(topic in self.topics for topic in limited - {EACH})
         policies = {name: one.policy.read_quota for name, one in self.groups.items()}
-        assert self.read_quotas == {name: quota for name, quota in policies.items() if quota}
+        reads = {name: quota for name, quota in policies.items() if quota}
+        assert self.quotas.of_clients[Way.READ] == reads
         for commit in self.offsets:
             history = self.generations.of(commit.topic, commit.queue_id)
             assert history.born <= commit.position.generation <= history.current, commit

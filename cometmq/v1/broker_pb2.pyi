@@ -343,6 +343,30 @@ TIME_BOUNDARY_UPPER: TimeBoundary.ValueType  # 2
 """The last that was not stored after; the first of the queue when there is none."""
 Global___TimeBoundary: _TypeAlias = TimeBoundary  # noqa: Y015
 
+class _QuotaScope:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _QuotaScopeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_QuotaScope.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    QUOTA_SCOPE_UNSPECIFIED: _QuotaScope.ValueType  # 0
+    """Refused."""
+    QUOTA_SCOPE_ADDRESS: _QuotaScope.ValueType  # 1
+    """Of one address, in all topics and groups: an IPv4 address, or a /64 of IPv6."""
+    QUOTA_SCOPE_TOPIC: _QuotaScope.ValueType  # 2
+    """Of all clients of one topic together."""
+
+class QuotaScope(_QuotaScope, metaclass=_QuotaScopeEnumTypeWrapper):
+    """Whose quota it is."""
+
+QUOTA_SCOPE_UNSPECIFIED: QuotaScope.ValueType  # 0
+"""Refused."""
+QUOTA_SCOPE_ADDRESS: QuotaScope.ValueType  # 1
+"""Of one address, in all topics and groups: an IPv4 address, or a /64 of IPv6."""
+QUOTA_SCOPE_TOPIC: QuotaScope.ValueType  # 2
+"""Of all clients of one topic together."""
+Global___QuotaScope: _TypeAlias = QuotaScope  # noqa: Y015
+
 class _RetryPolicyKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -740,7 +764,7 @@ class SendStreamRequest(_message.Message):
     Absent = the batch is stored whatever became of those before it.
     """
     client_id: _builtins.str
-    """Whose quota the batch counts against: at most 255 printable characters, in the first request of the stream, and kept for the others; empty = that of the caller's address."""
+    """The client whose quota the batch counts against, at the caller's address: at most 255 printable characters, in the first request of the stream, and kept for the others."""
     @_builtins.property
     def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Segment]:
         """What the records are, in their order; covers all of them. 1 to 1,024."""
@@ -1067,7 +1091,7 @@ class SendRequest(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
-    """Whose quota the call counts against: at most 255 printable characters; empty = that of the caller's address."""
+    """The client whose quota the call counts against, at the caller's address: at most 255 printable characters."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutgoingMessage]:
         """1 to 1,024 messages, at most 4 MiB together."""
@@ -1507,7 +1531,7 @@ class PullRequest(_message.Message):
     the queue since. 0 = the client has no lock, and none is asked for.
     """
     client_id: _builtins.str
-    """Whose quota the answer counts against: at most 255 printable characters; empty = that of the caller's address."""
+    """The client whose quota the answer counts against, at the caller's address: at most 255 printable characters."""
     @_builtins.property
     def queue(self) -> _common_pb2.QueueRef:
         """The queue to read."""
@@ -3155,7 +3179,7 @@ class ReceiveRequest(_message.Message):
     start_time_ms: _builtins.int
     """For RECEIVE_START_TIME, in ms since 1970."""
     client_id: _builtins.str
-    """Whose quota the answer counts against: at most 255 printable characters; empty = that of the caller's address."""
+    """The client whose quota the answer counts against, at the caller's address: at most 255 printable characters."""
     @_builtins.property
     def subscriptions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Subscription]:
         """What the group reads: 1 to 64 topics. All members must ask for the same, for messages that pass no filter of the member that meets
@@ -4408,6 +4432,190 @@ class Quota(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Quota: _TypeAlias = Quota  # noqa: Y015
+
+@_typing.final
+class QuotaLimits(_message.Message):
+    """What an address or a topic may send and read."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCOPE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    SEND_FIELD_NUMBER: _builtins.int
+    READ_FIELD_NUMBER: _builtins.int
+    scope: Global___QuotaScope.ValueType
+    """Whose they are."""
+    name: _builtins.str
+    """Address or topic; empty = of each that has none of its own."""
+    @_builtins.property
+    def send(self) -> Global___Quota:
+        """Sends; absent = as each, or no limit."""
+
+    @_builtins.property
+    def read(self) -> Global___Quota:
+        """Reads; absent = as each, or no limit."""
+
+    def __init__(
+        self,
+        *,
+        scope: Global___QuotaScope.ValueType = ...,
+        name: _builtins.str = ...,
+        send: Global___Quota | None = ...,
+        read: Global___Quota | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["read", b"read", "send", b"send"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "read", b"read", "scope", b"scope", "send", b"send"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QuotaLimits: _TypeAlias = QuotaLimits  # noqa: Y015
+
+@_typing.final
+class PutQuotaRequest(_message.Message):
+    """See BrokerAdminService.PutQuota."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCOPE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    SEND_FIELD_NUMBER: _builtins.int
+    READ_FIELD_NUMBER: _builtins.int
+    scope: Global___QuotaScope.ValueType
+    """Whose quota it is."""
+    name: _builtins.str
+    """An IP address, of IPv6 one of its /64, or the name of a topic that is there; empty = of each that has none of its own."""
+    @_builtins.property
+    def send(self) -> Global___Quota:
+        """Sends; absent = as it was. Both numbers 0 = no limit, whatever each has."""
+
+    @_builtins.property
+    def read(self) -> Global___Quota:
+        """Reads; absent = as it was. Both numbers 0 = no limit, whatever each has."""
+
+    def __init__(
+        self,
+        *,
+        scope: Global___QuotaScope.ValueType = ...,
+        name: _builtins.str = ...,
+        send: Global___Quota | None = ...,
+        read: Global___Quota | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["read", b"read", "send", b"send"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "read", b"read", "scope", b"scope", "send", b"send"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PutQuotaRequest: _TypeAlias = PutQuotaRequest  # noqa: Y015
+
+@_typing.final
+class PutQuotaResponse(_message.Message):
+    """See BrokerAdminService.PutQuota."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIMITS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def limits(self) -> Global___QuotaLimits:
+        """What now holds."""
+
+    def __init__(
+        self,
+        *,
+        limits: Global___QuotaLimits | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PutQuotaResponse: _TypeAlias = PutQuotaResponse  # noqa: Y015
+
+@_typing.final
+class DropQuotaRequest(_message.Message):
+    """See BrokerAdminService.DropQuota."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCOPE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    scope: Global___QuotaScope.ValueType
+    """Whose quota it is."""
+    name: _builtins.str
+    """As in PutQuotaRequest."""
+    def __init__(
+        self,
+        *,
+        scope: Global___QuotaScope.ValueType = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "scope", b"scope"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropQuotaRequest: _TypeAlias = DropQuotaRequest  # noqa: Y015
+
+@_typing.final
+class DropQuotaResponse(_message.Message):
+    """See BrokerAdminService.DropQuota."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropQuotaResponse: _TypeAlias = DropQuotaResponse  # noqa: Y015
+
+@_typing.final
+class ListQuotasRequest(_message.Message):
+    """See BrokerAdminService.ListQuotas."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListQuotasRequest: _TypeAlias = ListQuotasRequest  # noqa: Y015
+
+@_typing.final
+class ListQuotasResponse(_message.Message):
+    """See BrokerAdminService.ListQuotas."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIMITS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def limits(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuotaLimits]:
+        """In order of scope and name."""
+
+    def __init__(
+        self,
+        *,
+        limits: _abc.Iterable[Global___QuotaLimits] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListQuotasResponse: _TypeAlias = ListQuotasResponse  # noqa: Y015
 
 @_typing.final
 class RetryPolicy(_message.Message):

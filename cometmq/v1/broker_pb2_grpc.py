@@ -253,8 +253,8 @@ class BrokerServiceServicer:
         `%DLQ%group` when its tries are used up, or its properties leave no room for what a retry adds. Each item is decided on its own, and answered when what became of it is as safe
         as a message. Idempotent: a message that was sent back twice for the same try is stored once. A group that is not there
         yet is made when one of the messages is. Errors:
-        GROUP_NAME_INVALID, GROUP_NOT_FOUND, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item: TOPIC_NOT_FOUND,
-        QUEUE_NOT_FOUND, NO_PERMISSION (a message of another group), OFFSET_INVALID, POSITION_FENCED, MESSAGE_NOT_FOUND (it is
+        GROUP_NAME_INVALID, GROUP_NOT_FOUND, LIMIT_EXCEEDED, FLOW_CONTROL (the address has used its quota up, or groups send back too much), DISK_FULL, STORE_FAILED;
+        inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION (a message of another group), OFFSET_INVALID, POSITION_FENCED, MESSAGE_NOT_FOUND (it is
         gone), DELAY_LEVEL_INVALID, DELAY_INVALID, INVALID_REQUEST, STORE_DAMAGED. Deadline 3 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -371,7 +371,7 @@ class BrokerServiceServicer:
 
     def GetMessage(self, request, context):
         """One message by its id. Of a message that waits for its time or for the end of its transaction the content is withheld.
-        A read. Errors: MESSAGE_ID_INVALID, MESSAGE_NOT_FOUND. Deadline 3 s.
+        A read. Errors: MESSAGE_ID_INVALID, MESSAGE_NOT_FOUND, FLOW_CONTROL (a quota is used up). Deadline 3 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -379,7 +379,7 @@ class BrokerServiceServicer:
 
     def QueryMessages(self, request, context):
         """The messages of a topic that have a key, or the one with a unique id, newest first, as far as they can be read and
-        the key index has come. Content is withheld as by GetMessage. A read. Errors: TOPIC_NOT_FOUND, INVALID_REQUEST, INDEX_DISABLED;
+        the key index has come. Content is withheld as by GetMessage. A read. Errors: TOPIC_NOT_FOUND, INVALID_REQUEST, INDEX_DISABLED, FLOW_CONTROL (a quota is used up);
         NO_PERMISSION: records of a topic that no client may read. Deadline 10 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -1173,6 +1173,21 @@ class BrokerAdminServiceStub:
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.PutTopicRequest.SerializeToString,
                 response_deserializer=cometmq_dot_v1_dot_broker__pb2.PutTopicResponse.FromString,
                 _registered_method=True)
+        self.PutQuota = channel.unary_unary(
+                '/cometmq.v1.BrokerAdminService/PutQuota',
+                request_serializer=cometmq_dot_v1_dot_broker__pb2.PutQuotaRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_broker__pb2.PutQuotaResponse.FromString,
+                _registered_method=True)
+        self.DropQuota = channel.unary_unary(
+                '/cometmq.v1.BrokerAdminService/DropQuota',
+                request_serializer=cometmq_dot_v1_dot_broker__pb2.DropQuotaRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_broker__pb2.DropQuotaResponse.FromString,
+                _registered_method=True)
+        self.ListQuotas = channel.unary_unary(
+                '/cometmq.v1.BrokerAdminService/ListQuotas',
+                request_serializer=cometmq_dot_v1_dot_broker__pb2.ListQuotasRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_broker__pb2.ListQuotasResponse.FromString,
+                _registered_method=True)
         self.DeleteTopic = channel.unary_unary(
                 '/cometmq.v1.BrokerAdminService/DeleteTopic',
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.DeleteTopicRequest.SerializeToString,
@@ -1300,6 +1315,30 @@ class BrokerAdminServiceServicer:
         and deletes nothing. Answered when the change is on disk. Idempotent.
         Errors: TOPIC_NAME_INVALID, QUEUE_COUNT_INVALID, INVALID_REQUEST, NO_PERMISSION (system topics), LIMIT_EXCEEDED,
         DISK_FULL. Deadline 10 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PutQuota(self, request, context):
+        """Lets an address, or all clients of a topic together, send and read so much; without a name each one that says nothing. A quota counts at each
+        broker group for itself. Answered when the change is on disk. Idempotent. Errors: INVALID_REQUEST, TOPIC_NAME_INVALID, TOPIC_NOT_FOUND,
+        NO_PERMISSION (system topics), LIMIT_EXCEEDED (1,000 addresses have their own), DISK_FULL. Deadline 10 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropQuota(self, request, context):
+        """Removes what PutQuota has put; then that of each counts again. Answered when the change is on disk. Idempotent. Errors as PutQuota's.
+        Deadline 10 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListQuotas(self, request, context):
+        """What PutQuota has put. A read. Deadline 3 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -1510,6 +1549,21 @@ def add_BrokerAdminServiceServicer_to_server(servicer, server):
                     request_deserializer=cometmq_dot_v1_dot_broker__pb2.PutTopicRequest.FromString,
                     response_serializer=cometmq_dot_v1_dot_broker__pb2.PutTopicResponse.SerializeToString,
             ),
+            'PutQuota': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutQuota,
+                    request_deserializer=cometmq_dot_v1_dot_broker__pb2.PutQuotaRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_broker__pb2.PutQuotaResponse.SerializeToString,
+            ),
+            'DropQuota': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropQuota,
+                    request_deserializer=cometmq_dot_v1_dot_broker__pb2.DropQuotaRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_broker__pb2.DropQuotaResponse.SerializeToString,
+            ),
+            'ListQuotas': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListQuotas,
+                    request_deserializer=cometmq_dot_v1_dot_broker__pb2.ListQuotasRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_broker__pb2.ListQuotasResponse.SerializeToString,
+            ),
             'DeleteTopic': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteTopic,
                     request_deserializer=cometmq_dot_v1_dot_broker__pb2.DeleteTopicRequest.FromString,
@@ -1655,6 +1709,87 @@ class BrokerAdminService:
             '/cometmq.v1.BrokerAdminService/PutTopic',
             cometmq_dot_v1_dot_broker__pb2.PutTopicRequest.SerializeToString,
             cometmq_dot_v1_dot_broker__pb2.PutTopicResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutQuota(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cometmq.v1.BrokerAdminService/PutQuota',
+            cometmq_dot_v1_dot_broker__pb2.PutQuotaRequest.SerializeToString,
+            cometmq_dot_v1_dot_broker__pb2.PutQuotaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropQuota(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cometmq.v1.BrokerAdminService/DropQuota',
+            cometmq_dot_v1_dot_broker__pb2.DropQuotaRequest.SerializeToString,
+            cometmq_dot_v1_dot_broker__pb2.DropQuotaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListQuotas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cometmq.v1.BrokerAdminService/ListQuotas',
+            cometmq_dot_v1_dot_broker__pb2.ListQuotasRequest.SerializeToString,
+            cometmq_dot_v1_dot_broker__pb2.ListQuotasResponse.FromString,
             options,
             channel_credentials,
             insecure,

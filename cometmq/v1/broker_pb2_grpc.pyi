@@ -97,8 +97,8 @@ class BrokerServiceStub:
     `%DLQ%group` when its tries are used up, or its properties leave no room for what a retry adds. Each item is decided on its own, and answered when what became of it is as safe
     as a message. Idempotent: a message that was sent back twice for the same try is stored once. A group that is not there
     yet is made when one of the messages is. Errors:
-    GROUP_NAME_INVALID, GROUP_NOT_FOUND, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item: TOPIC_NOT_FOUND,
-    QUEUE_NOT_FOUND, NO_PERMISSION (a message of another group), OFFSET_INVALID, POSITION_FENCED, MESSAGE_NOT_FOUND (it is
+    GROUP_NAME_INVALID, GROUP_NOT_FOUND, LIMIT_EXCEEDED, FLOW_CONTROL (the address has used its quota up, or groups send back too much), DISK_FULL, STORE_FAILED;
+    inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION (a message of another group), OFFSET_INVALID, POSITION_FENCED, MESSAGE_NOT_FOUND (it is
     gone), DELAY_LEVEL_INVALID, DELAY_INVALID, INVALID_REQUEST, STORE_DAMAGED. Deadline 3 s.
     """
     Recall: _grpc.UnaryUnaryMultiCallable[_broker_pb2.RecallRequest, _broker_pb2.RecallResponse]
@@ -171,11 +171,11 @@ class BrokerServiceStub:
     """
     GetMessage: _grpc.UnaryUnaryMultiCallable[_broker_pb2.GetMessageRequest, _broker_pb2.GetMessageResponse]
     """One message by its id. Of a message that waits for its time or for the end of its transaction the content is withheld.
-    A read. Errors: MESSAGE_ID_INVALID, MESSAGE_NOT_FOUND. Deadline 3 s.
+    A read. Errors: MESSAGE_ID_INVALID, MESSAGE_NOT_FOUND, FLOW_CONTROL (a quota is used up). Deadline 3 s.
     """
     QueryMessages: _grpc.UnaryUnaryMultiCallable[_broker_pb2.QueryMessagesRequest, _broker_pb2.QueryMessagesResponse]
     """The messages of a topic that have a key, or the one with a unique id, newest first, as far as they can be read and
-    the key index has come. Content is withheld as by GetMessage. A read. Errors: TOPIC_NOT_FOUND, INVALID_REQUEST, INDEX_DISABLED;
+    the key index has come. Content is withheld as by GetMessage. A read. Errors: TOPIC_NOT_FOUND, INVALID_REQUEST, INDEX_DISABLED, FLOW_CONTROL (a quota is used up);
     NO_PERMISSION: records of a topic that no client may read. Deadline 10 s.
     """
     QueryOffsetsByTime: _grpc.UnaryUnaryMultiCallable[_broker_pb2.QueryOffsetsByTimeRequest, _broker_pb2.QueryOffsetsByTimeResponse]
@@ -257,8 +257,8 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     `%DLQ%group` when its tries are used up, or its properties leave no room for what a retry adds. Each item is decided on its own, and answered when what became of it is as safe
     as a message. Idempotent: a message that was sent back twice for the same try is stored once. A group that is not there
     yet is made when one of the messages is. Errors:
-    GROUP_NAME_INVALID, GROUP_NOT_FOUND, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item: TOPIC_NOT_FOUND,
-    QUEUE_NOT_FOUND, NO_PERMISSION (a message of another group), OFFSET_INVALID, POSITION_FENCED, MESSAGE_NOT_FOUND (it is
+    GROUP_NAME_INVALID, GROUP_NOT_FOUND, LIMIT_EXCEEDED, FLOW_CONTROL (the address has used its quota up, or groups send back too much), DISK_FULL, STORE_FAILED;
+    inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION (a message of another group), OFFSET_INVALID, POSITION_FENCED, MESSAGE_NOT_FOUND (it is
     gone), DELAY_LEVEL_INVALID, DELAY_INVALID, INVALID_REQUEST, STORE_DAMAGED. Deadline 3 s.
     """
     Recall: _aio.UnaryUnaryMultiCallable[_broker_pb2.RecallRequest, _broker_pb2.RecallResponse]  # type: ignore[assignment]
@@ -331,11 +331,11 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     """
     GetMessage: _aio.UnaryUnaryMultiCallable[_broker_pb2.GetMessageRequest, _broker_pb2.GetMessageResponse]  # type: ignore[assignment]
     """One message by its id. Of a message that waits for its time or for the end of its transaction the content is withheld.
-    A read. Errors: MESSAGE_ID_INVALID, MESSAGE_NOT_FOUND. Deadline 3 s.
+    A read. Errors: MESSAGE_ID_INVALID, MESSAGE_NOT_FOUND, FLOW_CONTROL (a quota is used up). Deadline 3 s.
     """
     QueryMessages: _aio.UnaryUnaryMultiCallable[_broker_pb2.QueryMessagesRequest, _broker_pb2.QueryMessagesResponse]  # type: ignore[assignment]
     """The messages of a topic that have a key, or the one with a unique id, newest first, as far as they can be read and
-    the key index has come. Content is withheld as by GetMessage. A read. Errors: TOPIC_NOT_FOUND, INVALID_REQUEST, INDEX_DISABLED;
+    the key index has come. Content is withheld as by GetMessage. A read. Errors: TOPIC_NOT_FOUND, INVALID_REQUEST, INDEX_DISABLED, FLOW_CONTROL (a quota is used up);
     NO_PERMISSION: records of a topic that no client may read. Deadline 10 s.
     """
     QueryOffsetsByTime: _aio.UnaryUnaryMultiCallable[_broker_pb2.QueryOffsetsByTimeRequest, _broker_pb2.QueryOffsetsByTimeResponse]  # type: ignore[assignment]
@@ -468,8 +468,8 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         `%DLQ%group` when its tries are used up, or its properties leave no room for what a retry adds. Each item is decided on its own, and answered when what became of it is as safe
         as a message. Idempotent: a message that was sent back twice for the same try is stored once. A group that is not there
         yet is made when one of the messages is. Errors:
-        GROUP_NAME_INVALID, GROUP_NOT_FOUND, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item: TOPIC_NOT_FOUND,
-        QUEUE_NOT_FOUND, NO_PERMISSION (a message of another group), OFFSET_INVALID, POSITION_FENCED, MESSAGE_NOT_FOUND (it is
+        GROUP_NAME_INVALID, GROUP_NOT_FOUND, LIMIT_EXCEEDED, FLOW_CONTROL (the address has used its quota up, or groups send back too much), DISK_FULL, STORE_FAILED;
+        inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION (a message of another group), OFFSET_INVALID, POSITION_FENCED, MESSAGE_NOT_FOUND (it is
         gone), DELAY_LEVEL_INVALID, DELAY_INVALID, INVALID_REQUEST, STORE_DAMAGED. Deadline 3 s.
         """
 
@@ -608,7 +608,7 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.GetMessageResponse, _abc.Awaitable[_broker_pb2.GetMessageResponse]]:
         """One message by its id. Of a message that waits for its time or for the end of its transaction the content is withheld.
-        A read. Errors: MESSAGE_ID_INVALID, MESSAGE_NOT_FOUND. Deadline 3 s.
+        A read. Errors: MESSAGE_ID_INVALID, MESSAGE_NOT_FOUND, FLOW_CONTROL (a quota is used up). Deadline 3 s.
         """
 
     @_abc_1.abstractmethod
@@ -618,7 +618,7 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.QueryMessagesResponse, _abc.Awaitable[_broker_pb2.QueryMessagesResponse]]:
         """The messages of a topic that have a key, or the one with a unique id, newest first, as far as they can be read and
-        the key index has come. Content is withheld as by GetMessage. A read. Errors: TOPIC_NOT_FOUND, INVALID_REQUEST, INDEX_DISABLED;
+        the key index has come. Content is withheld as by GetMessage. A read. Errors: TOPIC_NOT_FOUND, INVALID_REQUEST, INDEX_DISABLED, FLOW_CONTROL (a quota is used up);
         NO_PERMISSION: records of a topic that no client may read. Deadline 10 s.
         """
 
@@ -660,6 +660,17 @@ class BrokerAdminServiceStub:
     Errors: TOPIC_NAME_INVALID, QUEUE_COUNT_INVALID, INVALID_REQUEST, NO_PERMISSION (system topics), LIMIT_EXCEEDED,
     DISK_FULL. Deadline 10 s.
     """
+    PutQuota: _grpc.UnaryUnaryMultiCallable[_broker_pb2.PutQuotaRequest, _broker_pb2.PutQuotaResponse]
+    """Lets an address, or all clients of a topic together, send and read so much; without a name each one that says nothing. A quota counts at each
+    broker group for itself. Answered when the change is on disk. Idempotent. Errors: INVALID_REQUEST, TOPIC_NAME_INVALID, TOPIC_NOT_FOUND,
+    NO_PERMISSION (system topics), LIMIT_EXCEEDED (1,000 addresses have their own), DISK_FULL. Deadline 10 s.
+    """
+    DropQuota: _grpc.UnaryUnaryMultiCallable[_broker_pb2.DropQuotaRequest, _broker_pb2.DropQuotaResponse]
+    """Removes what PutQuota has put; then that of each counts again. Answered when the change is on disk. Idempotent. Errors as PutQuota's.
+    Deadline 10 s.
+    """
+    ListQuotas: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ListQuotasRequest, _broker_pb2.ListQuotasResponse]
+    """What PutQuota has put. A read. Deadline 3 s."""
     DeleteTopic: _grpc.UnaryUnaryMultiCallable[_broker_pb2.DeleteTopicRequest, _broker_pb2.DeleteTopicResponse]
     """Deletes a topic, its queues and the offsets that groups committed there. Answered when the change is on disk.
     Errors: TOPIC_NAME_INVALID, TOPIC_NOT_FOUND, NO_PERMISSION (system topics). Deadline 10 s.
@@ -775,6 +786,17 @@ class BrokerAdminServiceAsyncStub(BrokerAdminServiceStub):
     Errors: TOPIC_NAME_INVALID, QUEUE_COUNT_INVALID, INVALID_REQUEST, NO_PERMISSION (system topics), LIMIT_EXCEEDED,
     DISK_FULL. Deadline 10 s.
     """
+    PutQuota: _aio.UnaryUnaryMultiCallable[_broker_pb2.PutQuotaRequest, _broker_pb2.PutQuotaResponse]  # type: ignore[assignment]
+    """Lets an address, or all clients of a topic together, send and read so much; without a name each one that says nothing. A quota counts at each
+    broker group for itself. Answered when the change is on disk. Idempotent. Errors: INVALID_REQUEST, TOPIC_NAME_INVALID, TOPIC_NOT_FOUND,
+    NO_PERMISSION (system topics), LIMIT_EXCEEDED (1,000 addresses have their own), DISK_FULL. Deadline 10 s.
+    """
+    DropQuota: _aio.UnaryUnaryMultiCallable[_broker_pb2.DropQuotaRequest, _broker_pb2.DropQuotaResponse]  # type: ignore[assignment]
+    """Removes what PutQuota has put; then that of each counts again. Answered when the change is on disk. Idempotent. Errors as PutQuota's.
+    Deadline 10 s.
+    """
+    ListQuotas: _aio.UnaryUnaryMultiCallable[_broker_pb2.ListQuotasRequest, _broker_pb2.ListQuotasResponse]  # type: ignore[assignment]
+    """What PutQuota has put. A read. Deadline 3 s."""
     DeleteTopic: _aio.UnaryUnaryMultiCallable[_broker_pb2.DeleteTopicRequest, _broker_pb2.DeleteTopicResponse]  # type: ignore[assignment]
     """Deletes a topic, its queues and the offsets that groups committed there. Answered when the change is on disk.
     Errors: TOPIC_NAME_INVALID, TOPIC_NOT_FOUND, NO_PERMISSION (system topics). Deadline 10 s.
@@ -893,6 +915,35 @@ class BrokerAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors: TOPIC_NAME_INVALID, QUEUE_COUNT_INVALID, INVALID_REQUEST, NO_PERMISSION (system topics), LIMIT_EXCEEDED,
         DISK_FULL. Deadline 10 s.
         """
+
+    @_abc_1.abstractmethod
+    def PutQuota(
+        self,
+        request: _broker_pb2.PutQuotaRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.PutQuotaResponse, _abc.Awaitable[_broker_pb2.PutQuotaResponse]]:
+        """Lets an address, or all clients of a topic together, send and read so much; without a name each one that says nothing. A quota counts at each
+        broker group for itself. Answered when the change is on disk. Idempotent. Errors: INVALID_REQUEST, TOPIC_NAME_INVALID, TOPIC_NOT_FOUND,
+        NO_PERMISSION (system topics), LIMIT_EXCEEDED (1,000 addresses have their own), DISK_FULL. Deadline 10 s.
+        """
+
+    @_abc_1.abstractmethod
+    def DropQuota(
+        self,
+        request: _broker_pb2.DropQuotaRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.DropQuotaResponse, _abc.Awaitable[_broker_pb2.DropQuotaResponse]]:
+        """Removes what PutQuota has put; then that of each counts again. Answered when the change is on disk. Idempotent. Errors as PutQuota's.
+        Deadline 10 s.
+        """
+
+    @_abc_1.abstractmethod
+    def ListQuotas(
+        self,
+        request: _broker_pb2.ListQuotasRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.ListQuotasResponse, _abc.Awaitable[_broker_pb2.ListQuotasResponse]]:
+        """What PutQuota has put. A read. Deadline 3 s."""
 
     @_abc_1.abstractmethod
     def DeleteTopic(

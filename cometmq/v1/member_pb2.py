@@ -26,7 +26,7 @@ from cometmq.v1 import broker_pb2 as cometmq_dot_v1_dot_broker__pb2
 from cometmq.v1 import common_pb2 as cometmq_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63ometmq/v1/member.proto\x12\ncometmq.v1\x1a\x17\x63ometmq/v1/broker.proto\x1a\x17\x63ometmq/v1/common.proto\"\xc3\x01\n\x14WatchArrivalsRequest\x12!\n\x03\x61\x64\x64\x18\x01 \x03(\x0b\x32\x14.cometmq.v1.QueueRef\x12$\n\x06remove\x18\x02 \x03(\x0b\x32\x14.cometmq.v1.QueueRef\x12+\n\rinline_wanted\x18\x03 \x03(\x0b\x32\x14.cometmq.v1.QueueRef\x12\x35\n\x11inline_deliveries\x18\x04 \x03(\x0b\x32\x1a.cometmq.v1.InlineDelivery\"[\n\x0eInlineDelivery\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x15\n\rmessage_count\x18\x03 \x01(\x04\x12\x14\n\x0crecord_bytes\x18\x04 \x01(\x04\"\xe3\x01\n\x07\x41rrival\x12#\n\x05queue\x18\x01 \x01(\x0b\x32\x14.cometmq.v1.QueueRef\x12 \n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.cometmq.v1.Error\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x12\n\nmax_offset\x18\x04 \x01(\x03\x12\x11\n\ttag_codes\x18\x05 \x03(\x07\x12,\n\x08messages\x18\x06 \x01(\x0b\x32\x1a.cometmq.v1.InlineMessages\x12(\n\x07returns\x18\x07 \x03(\x0b\x32\x17.cometmq.v1.GroupReturn\";\n\x0bGroupReturn\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\r\n\x05\x63ount\x18\x03 \x01(\x04\"m\n\x0eInlineMessages\x12\x14\n\x0c\x66irst_offset\x18\x01 \x01(\x03\x12\x12\n\nmin_offset\x18\x02 \x01(\x03\x12\x0f\n\x07records\x18\x03 \x01(\x0c\x12\r\n\x05sizes\x18\x04 \x03(\x05\x12\x11\n\ttag_codes\x18\x05 \x03(\x07\">\n\x15WatchArrivalsResponse\x12%\n\x08\x61rrivals\x18\x01 \x03(\x0b\x32\x13.cometmq.v1.Arrival\":\n\x11PullStreamRequest\x12%\n\x04pull\x18\x01 \x01(\x0b\x32\x17.cometmq.v1.PullRequest\"b\n\x12PullStreamResponse\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.cometmq.v1.Error\x12*\n\x08response\x18\x02 \x01(\x0b\x32\x18.cometmq.v1.PullResponse\"1\n\nEpochStart\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x14\n\x0cstart_offset\x18\x02 \x01(\x03\"m\n\x10ReplicateRequest\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.cometmq.v1.FollowerHelloH\x00\x12%\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x16.cometmq.v1.ReplicaAckH\x00\x42\x06\n\x04kind\"\x9c\x02\n\rFollowerHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x16\n\x0e\x66ormat_version\x18\x02 \x01(\x05\x12\x14\n\x0c\x62roker_group\x18\x03 \x01(\t\x12\x11\n\tmember_id\x18\x04 \x01(\x05\x12\x10\n\x08store_id\x18\x05 \x01(\t\x12&\n\x06\x65pochs\x18\x06 \x03(\x0b\x32\x16.cometmq.v1.EpochStart\x12\x16\n\x0elog_min_offset\x18\x07 \x01(\x03\x12\x16\n\x0elog_end_offset\x18\x08 \x01(\x03\x12\x1a\n\x12last_record_offset\x18\t \x01(\x03\x12\x19\n\x11last_record_crc32\x18\n \x01(\x07\x12\x0f\n\x07\x63luster\x18\x0b \x01(\t\"\xcd\x01\n\nReplicaAck\x12\x17\n\x0f\x61ppended_offset\x18\x01 \x01(\x03\x12\x16\n\x0e\x66lushed_offset\x18\x02 \x01(\x03\x12\x17\n\x0f\x61nswers_boot_ms\x18\x03 \x01(\x03\x12\x16\n\x0eno_election_ms\x18\x04 \x01(\x03\x12\x0f\n\x07leaving\x18\x05 \x01(\x08\x12\x14\n\x07sent_ms\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x19\n\x0csent_boot_ms\x18\x07 \x01(\x03H\x01\x88\x01\x01\x42\n\n\x08_sent_msB\x0f\n\r_sent_boot_ms\"l\n\x11ReplicateResponse\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.cometmq.v1.WriterHelloH\x00\x12%\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x14.cometmq.v1.LogChunkH\x00\x42\x06\n\x04kind\"\xd3\x01\n\x0bWriterHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x16\n\x0e\x66ormat_version\x18\x02 \x01(\x05\x12&\n\x06\x65pochs\x18\x03 \x03(\x0b\x32\x16.cometmq.v1.EpochStart\x12\x14\n\x0cstart_offset\x18\x04 \x01(\x03\x12\x16\n\x0elog_file_bytes\x18\x05 \x01(\x03\x12\x16\n\x0eno_election_ms\x18\x06 \x01(\x03\x12\x16\n\tmember_id\x18\x07 \x01(\x05H\x00\x88\x01\x01\x42\x0c\n\n_member_id\"\xc6\x02\n\x08LogChunk\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x12\n\ndata_crc32\x18\x04 \x01(\x07\x12\x19\n\x11writer_end_offset\x18\x05 \x01(\x03\x12\x1e\n\x16visible_flushed_offset\x18\x06 \x01(\x03\x12!\n\x19visible_replicated_offset\x18\x07 \x01(\x03\x12\x0f\n\x07sent_ms\x18\x08 \x01(\x03\x12)\n!visible_replicated_flushed_offset\x18\t \x01(\x03\x12\x17\n\x0f\x66lush_to_offset\x18\n \x01(\x03\x12\x14\n\x0csent_boot_ms\x18\x0b \x01(\x03\x12\x1c\n\x0f\x61nswers_boot_ms\x18\x0c \x01(\x03H\x00\x88\x01\x01\x42\x12\n\x10_answers_boot_ms\"\x18\n\x16\x44\x65scribeReplicaRequest\"\x94\x03\n\x17\x44\x65scribeReplicaResponse\x12\x14\n\x0c\x62roker_group\x18\x01 \x01(\t\x12\x11\n\tmember_id\x18\x02 \x01(\x05\x12\x10\n\x08store_id\x18\x03 \x01(\t\x12\x17\n\x0f\x66ormer_store_id\x18\x04 \x01(\t\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x16\n\x0elog_min_offset\x18\x06 \x01(\x03\x12\x16\n\x0elog_end_offset\x18\x07 \x01(\x03\x12$\n\x04role\x18\x08 \x01(\x0e\x32\x16.cometmq.v1.MemberRole\x12/\n\rwriter_status\x18\t \x01(\x0b\x32\x18.cometmq.v1.WriterStatus\x12&\n\x05lease\x18\n \x01(\x0b\x32\x17.cometmq.v1.LeaseRecord\x12\r\n\x05peers\x18\x0b \x03(\x05\x12\x1a\n\rclock_skew_ms\x18\x0c \x01(\x12H\x00\x88\x01\x01\x12\x14\n\x0c\x63lock_is_off\x18\r \x01(\x08\x12\x14\n\x0csend_refusal\x18\x14 \x01(\tB\x10\n\x0e_clock_skew_ms\"0\n\tReplicaId\x12\x11\n\tmember_id\x18\x01 \x01(\x05\x12\x10\n\x08store_id\x18\x02 \x01(\t\"\xa7\x01\n\x0bLeaseRecord\x12%\n\x06holder\x18\x01 \x01(\x0b\x32\x15.cometmq.v1.ReplicaId\x12&\n\x07in_sync\x18\x02 \x03(\x0b\x32\x15.cometmq.v1.ReplicaId\x12(\n\telectable\x18\x03 \x03(\x0b\x32\x15.cometmq.v1.ReplicaId\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x10\n\x08renewals\x18\x05 \x01(\x03\"\x98\x01\n\x0cWriterStatus\x12\x0f\n\x07in_sync\x18\x01 \x03(\x05\x12\x11\n\telectable\x18\x02 \x03(\x05\x12\x13\n\x0bmin_in_sync\x18\x03 \x01(\x05\x12\x13\n\x0bonly_writer\x18\x04 \x01(\x08\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x10\n\x08since_ms\x18\x06 \x01(\x03\x12\x18\n\x10in_sync_expected\x18\x07 \x01(\x05\"\x1d\n\x0c\x45lectRequest\x12\r\n\x05\x66orce\x18\x01 \x01(\x08\"\x0f\n\rElectResponse\"7\n\x0fStepDownRequest\x12\x16\n\tmember_id\x18\x01 \x01(\x05H\x00\x88\x01\x01\x42\x0c\n\n_member_id\"=\n\x10StepDownResponse\x12\x11\n\tmember_id\x18\x01 \x01(\x05\x12\x16\n\x0elog_end_offset\x18\x02 \x01(\x03\"<\n\x12\x43hecksumLogRequest\x12\x13\n\x0b\x66rom_offset\x18\x01 \x01(\x03\x12\x11\n\tto_offset\x18\x02 \x01(\x03\"U\n\x13\x43hecksumLogResponse\x12\x16\n\x0elog_min_offset\x18\x01 \x01(\x03\x12\x16\n\x0elog_end_offset\x18\x02 \x01(\x03\x12\x0e\n\x06sha256\x18\x03 \x01(\t2\xb9\x04\n\rMemberService\x12X\n\rWatchArrivals\x12 .cometmq.v1.WatchArrivalsRequest\x1a!.cometmq.v1.WatchArrivalsResponse(\x01\x30\x01\x12O\n\nPullStream\x12\x1d.cometmq.v1.PullStreamRequest\x1a\x1e.cometmq.v1.PullStreamResponse(\x01\x30\x01\x12L\n\tReplicate\x12\x1c.cometmq.v1.ReplicateRequest\x1a\x1d.cometmq.v1.ReplicateResponse(\x01\x30\x01\x12\x45\n\x08StepDown\x12\x1b.cometmq.v1.StepDownRequest\x1a\x1c.cometmq.v1.StepDownResponse\x12Z\n\x0f\x44\x65scribeReplica\x12\".cometmq.v1.DescribeReplicaRequest\x1a#.cometmq.v1.DescribeReplicaResponse\x12<\n\x05\x45lect\x12\x18.cometmq.v1.ElectRequest\x1a\x19.cometmq.v1.ElectResponse\x12N\n\x0b\x43hecksumLog\x12\x1e.cometmq.v1.ChecksumLogRequest\x1a\x1f.cometmq.v1.ChecksumLogResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63ometmq/v1/member.proto\x12\ncometmq.v1\x1a\x17\x63ometmq/v1/broker.proto\x1a\x17\x63ometmq/v1/common.proto\"\xc3\x01\n\x14WatchArrivalsRequest\x12!\n\x03\x61\x64\x64\x18\x01 \x03(\x0b\x32\x14.cometmq.v1.QueueRef\x12$\n\x06remove\x18\x02 \x03(\x0b\x32\x14.cometmq.v1.QueueRef\x12+\n\rinline_wanted\x18\x03 \x03(\x0b\x32\x14.cometmq.v1.QueueRef\x12\x35\n\x11inline_deliveries\x18\x04 \x03(\x0b\x32\x1a.cometmq.v1.InlineDelivery\"[\n\x0eInlineDelivery\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x15\n\rmessage_count\x18\x03 \x01(\x04\x12\x14\n\x0crecord_bytes\x18\x04 \x01(\x04\"\xe3\x01\n\x07\x41rrival\x12#\n\x05queue\x18\x01 \x01(\x0b\x32\x14.cometmq.v1.QueueRef\x12 \n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.cometmq.v1.Error\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x12\n\nmax_offset\x18\x04 \x01(\x03\x12\x11\n\ttag_codes\x18\x05 \x03(\x07\x12,\n\x08messages\x18\x06 \x01(\x0b\x32\x1a.cometmq.v1.InlineMessages\x12(\n\x07returns\x18\x07 \x03(\x0b\x32\x17.cometmq.v1.GroupReturn\";\n\x0bGroupReturn\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\r\n\x05\x63ount\x18\x03 \x01(\x04\"m\n\x0eInlineMessages\x12\x14\n\x0c\x66irst_offset\x18\x01 \x01(\x03\x12\x12\n\nmin_offset\x18\x02 \x01(\x03\x12\x0f\n\x07records\x18\x03 \x01(\x0c\x12\r\n\x05sizes\x18\x04 \x03(\x05\x12\x11\n\ttag_codes\x18\x05 \x03(\x07\">\n\x15WatchArrivalsResponse\x12%\n\x08\x61rrivals\x18\x01 \x03(\x0b\x32\x13.cometmq.v1.Arrival\"R\n\x11PullStreamRequest\x12%\n\x04pull\x18\x01 \x01(\x0b\x32\x17.cometmq.v1.PullRequest\x12\x16\n\x0e\x63lient_address\x18\x02 \x01(\t\"b\n\x12PullStreamResponse\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.cometmq.v1.Error\x12*\n\x08response\x18\x02 \x01(\x0b\x32\x18.cometmq.v1.PullResponse\"1\n\nEpochStart\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x14\n\x0cstart_offset\x18\x02 \x01(\x03\"m\n\x10ReplicateRequest\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.cometmq.v1.FollowerHelloH\x00\x12%\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x16.cometmq.v1.ReplicaAckH\x00\x42\x06\n\x04kind\"\x9c\x02\n\rFollowerHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x16\n\x0e\x66ormat_version\x18\x02 \x01(\x05\x12\x14\n\x0c\x62roker_group\x18\x03 \x01(\t\x12\x11\n\tmember_id\x18\x04 \x01(\x05\x12\x10\n\x08store_id\x18\x05 \x01(\t\x12&\n\x06\x65pochs\x18\x06 \x03(\x0b\x32\x16.cometmq.v1.EpochStart\x12\x16\n\x0elog_min_offset\x18\x07 \x01(\x03\x12\x16\n\x0elog_end_offset\x18\x08 \x01(\x03\x12\x1a\n\x12last_record_offset\x18\t \x01(\x03\x12\x19\n\x11last_record_crc32\x18\n \x01(\x07\x12\x0f\n\x07\x63luster\x18\x0b \x01(\t\"\xcd\x01\n\nReplicaAck\x12\x17\n\x0f\x61ppended_offset\x18\x01 \x01(\x03\x12\x16\n\x0e\x66lushed_offset\x18\x02 \x01(\x03\x12\x17\n\x0f\x61nswers_boot_ms\x18\x03 \x01(\x03\x12\x16\n\x0eno_election_ms\x18\x04 \x01(\x03\x12\x0f\n\x07leaving\x18\x05 \x01(\x08\x12\x14\n\x07sent_ms\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x19\n\x0csent_boot_ms\x18\x07 \x01(\x03H\x01\x88\x01\x01\x42\n\n\x08_sent_msB\x0f\n\r_sent_boot_ms\"l\n\x11ReplicateResponse\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.cometmq.v1.WriterHelloH\x00\x12%\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x14.cometmq.v1.LogChunkH\x00\x42\x06\n\x04kind\"\xd3\x01\n\x0bWriterHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x16\n\x0e\x66ormat_version\x18\x02 \x01(\x05\x12&\n\x06\x65pochs\x18\x03 \x03(\x0b\x32\x16.cometmq.v1.EpochStart\x12\x14\n\x0cstart_offset\x18\x04 \x01(\x03\x12\x16\n\x0elog_file_bytes\x18\x05 \x01(\x03\x12\x16\n\x0eno_election_ms\x18\x06 \x01(\x03\x12\x16\n\tmember_id\x18\x07 \x01(\x05H\x00\x88\x01\x01\x42\x0c\n\n_member_id\"\xc6\x02\n\x08LogChunk\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x12\n\ndata_crc32\x18\x04 \x01(\x07\x12\x19\n\x11writer_end_offset\x18\x05 \x01(\x03\x12\x1e\n\x16visible_flushed_offset\x18\x06 \x01(\x03\x12!\n\x19visible_replicated_offset\x18\x07 \x01(\x03\x12\x0f\n\x07sent_ms\x18\x08 \x01(\x03\x12)\n!visible_replicated_flushed_offset\x18\t \x01(\x03\x12\x17\n\x0f\x66lush_to_offset\x18\n \x01(\x03\x12\x14\n\x0csent_boot_ms\x18\x0b \x01(\x03\x12\x1c\n\x0f\x61nswers_boot_ms\x18\x0c \x01(\x03H\x00\x88\x01\x01\x42\x12\n\x10_answers_boot_ms\"\x18\n\x16\x44\x65scribeReplicaRequest\"\x94\x03\n\x17\x44\x65scribeReplicaResponse\x12\x14\n\x0c\x62roker_group\x18\x01 \x01(\t\x12\x11\n\tmember_id\x18\x02 \x01(\x05\x12\x10\n\x08store_id\x18\x03 \x01(\t\x12\x17\n\x0f\x66ormer_store_id\x18\x04 \x01(\t\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x16\n\x0elog_min_offset\x18\x06 \x01(\x03\x12\x16\n\x0elog_end_offset\x18\x07 \x01(\x03\x12$\n\x04role\x18\x08 \x01(\x0e\x32\x16.cometmq.v1.MemberRole\x12/\n\rwriter_status\x18\t \x01(\x0b\x32\x18.cometmq.v1.WriterStatus\x12&\n\x05lease\x18\n \x01(\x0b\x32\x17.cometmq.v1.LeaseRecord\x12\r\n\x05peers\x18\x0b \x03(\x05\x12\x1a\n\rclock_skew_ms\x18\x0c \x01(\x12H\x00\x88\x01\x01\x12\x14\n\x0c\x63lock_is_off\x18\r \x01(\x08\x12\x14\n\x0csend_refusal\x18\x14 \x01(\tB\x10\n\x0e_clock_skew_ms\"0\n\tReplicaId\x12\x11\n\tmember_id\x18\x01 \x01(\x05\x12\x10\n\x08store_id\x18\x02 \x01(\t\"\xa7\x01\n\x0bLeaseRecord\x12%\n\x06holder\x18\x01 \x01(\x0b\x32\x15.cometmq.v1.ReplicaId\x12&\n\x07in_sync\x18\x02 \x03(\x0b\x32\x15.cometmq.v1.ReplicaId\x12(\n\telectable\x18\x03 \x03(\x0b\x32\x15.cometmq.v1.ReplicaId\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x10\n\x08renewals\x18\x05 \x01(\x03\"\x98\x01\n\x0cWriterStatus\x12\x0f\n\x07in_sync\x18\x01 \x03(\x05\x12\x11\n\telectable\x18\x02 \x03(\x05\x12\x13\n\x0bmin_in_sync\x18\x03 \x01(\x05\x12\x13\n\x0bonly_writer\x18\x04 \x01(\x08\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x10\n\x08since_ms\x18\x06 \x01(\x03\x12\x18\n\x10in_sync_expected\x18\x07 \x01(\x05\"\x1d\n\x0c\x45lectRequest\x12\r\n\x05\x66orce\x18\x01 \x01(\x08\"\x0f\n\rElectResponse\"7\n\x0fStepDownRequest\x12\x16\n\tmember_id\x18\x01 \x01(\x05H\x00\x88\x01\x01\x42\x0c\n\n_member_id\"=\n\x10StepDownResponse\x12\x11\n\tmember_id\x18\x01 \x01(\x05\x12\x16\n\x0elog_end_offset\x18\x02 \x01(\x03\"<\n\x12\x43hecksumLogRequest\x12\x13\n\x0b\x66rom_offset\x18\x01 \x01(\x03\x12\x11\n\tto_offset\x18\x02 \x01(\x03\"U\n\x13\x43hecksumLogResponse\x12\x16\n\x0elog_min_offset\x18\x01 \x01(\x03\x12\x16\n\x0elog_end_offset\x18\x02 \x01(\x03\x12\x0e\n\x06sha256\x18\x03 \x01(\t2\xb9\x04\n\rMemberService\x12X\n\rWatchArrivals\x12 .cometmq.v1.WatchArrivalsRequest\x1a!.cometmq.v1.WatchArrivalsResponse(\x01\x30\x01\x12O\n\nPullStream\x12\x1d.cometmq.v1.PullStreamRequest\x1a\x1e.cometmq.v1.PullStreamResponse(\x01\x30\x01\x12L\n\tReplicate\x12\x1c.cometmq.v1.ReplicateRequest\x1a\x1d.cometmq.v1.ReplicateResponse(\x01\x30\x01\x12\x45\n\x08StepDown\x12\x1b.cometmq.v1.StepDownRequest\x1a\x1c.cometmq.v1.StepDownResponse\x12Z\n\x0f\x44\x65scribeReplica\x12\".cometmq.v1.DescribeReplicaRequest\x1a#.cometmq.v1.DescribeReplicaResponse\x12<\n\x05\x45lect\x12\x18.cometmq.v1.ElectRequest\x1a\x19.cometmq.v1.ElectResponse\x12N\n\x0b\x43hecksumLog\x12\x1e.cometmq.v1.ChecksumLogRequest\x1a\x1f.cometmq.v1.ChecksumLogResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,45 +46,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WATCHARRIVALSRESPONSE']._serialized_start=782
   _globals['_WATCHARRIVALSRESPONSE']._serialized_end=844
   _globals['_PULLSTREAMREQUEST']._serialized_start=846
-  _globals['_PULLSTREAMREQUEST']._serialized_end=904
-  _globals['_PULLSTREAMRESPONSE']._serialized_start=906
-  _globals['_PULLSTREAMRESPONSE']._serialized_end=1004
-  _globals['_EPOCHSTART']._serialized_start=1006
-  _globals['_EPOCHSTART']._serialized_end=1055
-  _globals['_REPLICATEREQUEST']._serialized_start=1057
-  _globals['_REPLICATEREQUEST']._serialized_end=1166
-  _globals['_FOLLOWERHELLO']._serialized_start=1169
-  _globals['_FOLLOWERHELLO']._serialized_end=1453
-  _globals['_REPLICAACK']._serialized_start=1456
-  _globals['_REPLICAACK']._serialized_end=1661
-  _globals['_REPLICATERESPONSE']._serialized_start=1663
-  _globals['_REPLICATERESPONSE']._serialized_end=1771
-  _globals['_WRITERHELLO']._serialized_start=1774
-  _globals['_WRITERHELLO']._serialized_end=1985
-  _globals['_LOGCHUNK']._serialized_start=1988
-  _globals['_LOGCHUNK']._serialized_end=2314
-  _globals['_DESCRIBEREPLICAREQUEST']._serialized_start=2316
-  _globals['_DESCRIBEREPLICAREQUEST']._serialized_end=2340
-  _globals['_DESCRIBEREPLICARESPONSE']._serialized_start=2343
-  _globals['_DESCRIBEREPLICARESPONSE']._serialized_end=2747
-  _globals['_REPLICAID']._serialized_start=2749
-  _globals['_REPLICAID']._serialized_end=2797
-  _globals['_LEASERECORD']._serialized_start=2800
-  _globals['_LEASERECORD']._serialized_end=2967
-  _globals['_WRITERSTATUS']._serialized_start=2970
-  _globals['_WRITERSTATUS']._serialized_end=3122
-  _globals['_ELECTREQUEST']._serialized_start=3124
-  _globals['_ELECTREQUEST']._serialized_end=3153
-  _globals['_ELECTRESPONSE']._serialized_start=3155
-  _globals['_ELECTRESPONSE']._serialized_end=3170
-  _globals['_STEPDOWNREQUEST']._serialized_start=3172
-  _globals['_STEPDOWNREQUEST']._serialized_end=3227
-  _globals['_STEPDOWNRESPONSE']._serialized_start=3229
-  _globals['_STEPDOWNRESPONSE']._serialized_end=3290
-  _globals['_CHECKSUMLOGREQUEST']._serialized_start=3292
-  _globals['_CHECKSUMLOGREQUEST']._serialized_end=3352
-  _globals['_CHECKSUMLOGRESPONSE']._serialized_start=3354
-  _globals['_CHECKSUMLOGRESPONSE']._serialized_end=3439
-  _globals['_MEMBERSERVICE']._serialized_start=3442
-  _globals['_MEMBERSERVICE']._serialized_end=4011
+  _globals['_PULLSTREAMREQUEST']._serialized_end=928
+  _globals['_PULLSTREAMRESPONSE']._serialized_start=930
+  _globals['_PULLSTREAMRESPONSE']._serialized_end=1028
+  _globals['_EPOCHSTART']._serialized_start=1030
+  _globals['_EPOCHSTART']._serialized_end=1079
+  _globals['_REPLICATEREQUEST']._serialized_start=1081
+  _globals['_REPLICATEREQUEST']._serialized_end=1190
+  _globals['_FOLLOWERHELLO']._serialized_start=1193
+  _globals['_FOLLOWERHELLO']._serialized_end=1477
+  _globals['_REPLICAACK']._serialized_start=1480
+  _globals['_REPLICAACK']._serialized_end=1685
+  _globals['_REPLICATERESPONSE']._serialized_start=1687
+  _globals['_REPLICATERESPONSE']._serialized_end=1795
+  _globals['_WRITERHELLO']._serialized_start=1798
+  _globals['_WRITERHELLO']._serialized_end=2009
+  _globals['_LOGCHUNK']._serialized_start=2012
+  _globals['_LOGCHUNK']._serialized_end=2338
+  _globals['_DESCRIBEREPLICAREQUEST']._serialized_start=2340
+  _globals['_DESCRIBEREPLICAREQUEST']._serialized_end=2364
+  _globals['_DESCRIBEREPLICARESPONSE']._serialized_start=2367
+  _globals['_DESCRIBEREPLICARESPONSE']._serialized_end=2771
+  _globals['_REPLICAID']._serialized_start=2773
+  _globals['_REPLICAID']._serialized_end=2821
+  _globals['_LEASERECORD']._serialized_start=2824
+  _globals['_LEASERECORD']._serialized_end=2991
+  _globals['_WRITERSTATUS']._serialized_start=2994
+  _globals['_WRITERSTATUS']._serialized_end=3146
+  _globals['_ELECTREQUEST']._serialized_start=3148
+  _globals['_ELECTREQUEST']._serialized_end=3177
+  _globals['_ELECTRESPONSE']._serialized_start=3179
+  _globals['_ELECTRESPONSE']._serialized_end=3194
+  _globals['_STEPDOWNREQUEST']._serialized_start=3196
+  _globals['_STEPDOWNREQUEST']._serialized_end=3251
+  _globals['_STEPDOWNRESPONSE']._serialized_start=3253
+  _globals['_STEPDOWNRESPONSE']._serialized_end=3314
+  _globals['_CHECKSUMLOGREQUEST']._serialized_start=3316
+  _globals['_CHECKSUMLOGREQUEST']._serialized_end=3376
+  _globals['_CHECKSUMLOGRESPONSE']._serialized_start=3378
+  _globals['_CHECKSUMLOGRESPONSE']._serialized_end=3463
+  _globals['_MEMBERSERVICE']._serialized_start=3466
+  _globals['_MEMBERSERVICE']._serialized_end=4035
 # @@protoc_insertion_point(module_scope)

@@ -259,6 +259,9 @@ class PullStreamRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PULL_FIELD_NUMBER: _builtins.int
+    CLIENT_ADDRESS_FIELD_NUMBER: _builtins.int
+    client_address: _builtins.str
+    """The address of the client that the pull is for, without a port: its quotas count. Empty = not known, and counted by its client_id alone."""
     @_builtins.property
     def pull(self) -> _broker_pb2.PullRequest:
         """What to read."""
@@ -267,10 +270,11 @@ class PullStreamRequest(_message.Message):
         self,
         *,
         pull: _broker_pb2.PullRequest | None = ...,
+        client_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pull", b"pull"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pull", b"pull"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_address", b"client_address", "pull", b"pull"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

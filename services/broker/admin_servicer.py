@@ -9,7 +9,7 @@ from cometmq.member.rpc.admin_servicer import AdminReadServicer, Context
 from cometmq.member.rpc.broker_servicer import check_items
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.messaging.groups import GroupSettings, check_name
-from cometmq.messaging.quotas import NO_QUOTA, Quota, check_quota
+from cometmq.messaging.quotas import NO_QUOTA, Limits, Quota, Way, check_quota
 from cometmq.messaging.timers import TIME_MS_MAX, Timer
 from cometmq.messaging.topics import in_hours
 from cometmq.model import TopicConfig
@@ -129,7 +129,7 @@ class BrokerAdminServicer(AdminReadServicer):
         config, created = await self._keeper.change_topic(request.topic.name, wanted)
         if quota is not None:
             await self._keeper.put_quota(config.name, quota)
-        quota = self._state.send_quotas.get(config.name, NO_QUOTA)
+        quota = self._state.quotas.of_clients[Way.SEND].get(config.name, NO_QUOTA)
         return broker_pb2.PutTopicResponse(
             topic=convert.topic_proto(config),
             created=created,
@@ -143,6 +143,28 @@ class BrokerAdminServicer(AdminReadServicer):
         wanted = convert.quota(request.send_quota)
         check_quota("send_quota", wanted)
         return wanted
+
+    async def PutQuota(
+        self, request: broker_pb2.PutQuotaRequest, context: Context
+    ) -> broker_pb2.PutQuotaResponse:
+        def wanted(before: Limits) -> Limits:
+            send, read = before.send, before.read
+            if request.HasField("send"):
+                send = convert.quota(request.send)
+            if request.HasField("read"):
+                read = convert.quota(request.read)
+            return Limits(send, read)
+
+        scope, name = convert.limited(request.scope, request.name)
+        limits = await self._keeper.put_limits(scope, name, wanted)
+        return broker_pb2.PutQuotaResponse(limits=convert.limits_proto(scope, name, limits))
+
+    async def DropQuota(
+        self, request: broker_pb2.DropQuotaRequest, context: Context
+    ) -> broker_pb2.DropQuotaResponse:
+        scope, name = convert.limited(request.scope, request.name)
+        await self._keeper.put_limits(scope, name, lambda _: Limits())
+        return broker_pb2.DropQuotaResponse()
 
     def _check_reserve(self, reserve_time_ms: int) -> None:
         if reserve_time_ms > self._reserved_ms:

@@ -102,6 +102,7 @@ class ClientApi:
             clock,
             auto_create_groups=config.auto_create_subscription_group,
             leaving_pop=writer.pop.leaving,
+            throttled=metrics.throttled,
         )
         receives = ReceiveService(writer.pop, storage, core.reader)
 

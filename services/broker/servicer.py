@@ -21,7 +21,7 @@ from cometmq.format import ids
 from cometmq.format.delayed import check_level
 from cometmq.format.halves import HalfForm
 from cometmq.format.timers import TimerForm
-from cometmq.member.hosts import BrokerIdentity, host_of_peer, ip_and_port
+from cometmq.member.hosts import BrokerIdentity, caller_of_peer, host_of_peer, ip_and_port
 from cometmq.member.metrics import MemberMetrics
 from cometmq.member.read.reader import Reader
 from cometmq.member.rpc import convert
@@ -566,17 +566,11 @@ class BrokerServicer(PopServicer):
         self, request: broker_pb2.PullRequest, context: Context
     ) -> broker_pb2.PullResponse:
         if not request.HasField("commit"):
-            return await self.pull(request, context)
+            return await super().Pull(request, context)
         [result] = await self._commit_all(request.group, [request.commit], context)
-        response = await self.pull(request, context)
+        response = await super().Pull(request, context)
         response.committed.CopyFrom(result)
         return response
-
-    async def pull(
-        self, request: broker_pb2.PullRequest, context: Context
-    ) -> broker_pb2.PullResponse:
-        """Pull for a pull-hold: a commit in the request is left alone. It may be old."""
-        return await super().Pull(request, context)
 
     async def _commit_all(
         self, group: str, commits: Sequence[broker_pb2.OffsetCommit], context: Context
@@ -655,7 +649,11 @@ class BrokerServicer(PopServicer):
         ]
         if not self._coordinator.is_there(request.group) and any(map(self._is_real, items)):
             await self._coordinator.ensure_group(request.group, address_of(context.peer()))
+        caller = caller_of_peer(context.peer(), "")
+        self._produce.check_address(caller)
         answers = await self._retries.send_back(request.group, items)
+        stored = [one.size_bytes for one in answers if isinstance(one, SentBack) and one.size_bytes]
+        self._produce.use_address(caller, len(stored), sum(stored))
         return broker_pb2.SendBackResponse(
             results=[_send_back_result(answer) for answer in answers]
         )

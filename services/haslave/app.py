@@ -176,9 +176,11 @@ class _Parts:
             # Of the followers this one knows only itself.
             lambda: [ReadReplica(config.member_id, following.behind_bytes)],
         )
-        groups = GroupReads(core.state, core.reader, core.members, selector, context.clock)
+        groups = GroupReads(
+            core.state, core.reader, core.members, selector, context.clock, metrics.throttled
+        )
         clients = ReadServicer(identity, core.reader, groups, metrics, self._described)
-        members = FollowerServicer(context, core, groups, clients.Pull, elector)
+        members = FollowerServicer(context, core, groups, clients.pull, elector)
         self.servicers = Servicers(clients, AdminReadServicer(core, groups), members)
         self.collectors: Iterable[Collector] = (
             StoreCollector(metrics, storage, core.state),

@@ -107,14 +107,18 @@ class BrokerPeer:
         self._member = member_pb2_grpc.MemberServiceStub(self._channels[1])
         self._lanes: list[PullLane] = []
 
-    async def pull(self, request: broker_pb2.PullRequest) -> broker_pb2.PullResponse:
-        """Pulls on the lane that has the fewest pulls waiting."""
+    async def pull(
+        self, request: broker_pb2.PullRequest, client_address: str
+    ) -> broker_pb2.PullResponse:
+        """Pulls for a client on the lane that has the fewest pulls waiting."""
         self._lanes = [lane for lane in self._lanes if not lane.broken]
         lane = min(self._lanes, key=len, default=None)
         if lane is None or (len(lane) and len(self._lanes) < LANES_MAX):
             lane = PullLane(self._member.PullStream())
             self._lanes.append(lane)
-        return await lane.pull(request)
+        return await lane.pull(
+            member_pb2.PullStreamRequest(pull=request, client_address=client_address)
+        )
 
     async def maxima(self, keys: Iterable[ClusterQueue]) -> list[tuple[ClusterQueue, int, int]]:
         """(queue, generation, maximum) of each queue that the broker has."""
@@ -157,7 +161,7 @@ class PullLane:
         """Pulls without an answer so far."""
         return len(self._waiting)
 
-    async def pull(self, request: broker_pb2.PullRequest) -> broker_pb2.PullResponse:
+    async def pull(self, request: member_pb2.PullStreamRequest) -> broker_pb2.PullResponse:
         """Raises the pull's error, PeerUnavailable when the stream breaks or no answer comes."""
         answer: asyncio.Future[broker_pb2.PullResponse] = asyncio.Future()
         try:
@@ -165,7 +169,7 @@ class PullLane:
                 async with self._writing:
                     self._waiting.append(answer)
                     with _internal_errors():
-                        await write(self._call, member_pb2.PullStreamRequest(pull=request))
+                        await write(self._call, request)
                 return await answer
         except TimeoutError:
             self._break(PeerUnavailable("the broker does not answer pulls"))

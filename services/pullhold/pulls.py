@@ -138,7 +138,7 @@ class Pulls:
         self._metrics.pulls.inc()
         begun_ns = recorder.now_ns()
         try:
-            response = await peer.pull(request)
+            response = await peer.pull(request, hold.session.address.strip("[]"))
         except CometError as error:
             self._answers.failed(hold, error)
             return

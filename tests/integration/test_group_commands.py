@@ -140,3 +140,38 @@ async def test_a_topic_gets_a_quota(tmp_path: Path) -> None:
         assert listed["send_quota"] == ""
         described = await broker.admin.DescribeTopic(pb.DescribeTopicRequest(topic="T"))
         assert described.send_quota == pb.Quota()
+
+
+async def test_quotas_of_addresses_and_topics_are_set_shown_and_unset(tmp_path: Path) -> None:
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        running_broker(tmp_path, namesrv=(namesrv,)) as broker,
+    ):
+        command = Commands(namesrv)
+        await broker.put_topic("T", 1)
+        each = ["quota", "set", "address"]
+        [one] = await command(*each, "--send", "100/2000")
+        assert one == {
+            "scope": "address",
+            "name": "",
+            "broker_group": "g1",
+            "send": "100/2000",
+            "read": "",
+        }
+        [one] = await command(*each, "--read", "5")
+        assert (one["send"], one["read"]) == ("100/2000", "5/0"), "what is not given stays"
+        await command(*each, "2001:db8::9", "--send", "0")
+        await command("quota", "set", "topic", "T", "--read", "7/0")
+        assert "TOPIC_NOT_FOUND" in await command(
+            "quota", "set", "topic", "U", "--send", "1", code=1
+        )
+        assert "INVALID_REQUEST" in await command(*each, "10.0.0.0/8", "--send", "1", code=1)
+        shown = [(one["scope"], one["name"], one["send"]) for one in await command("quota", "list")]
+        assert shown == [
+            ("address", "", "100/2000"),
+            ("address", "2001:db8::/64", "0/0"),
+            ("topic", "T", ""),
+        ]
+        await command("quota", "unset", "address")
+        await command("quota", "unset", "topic", "T")
+        assert [one["name"] for one in await command("quota", "list")] == ["2001:db8::/64"]

@@ -24,6 +24,7 @@ from cometmq.errors import (
 )
 from cometmq.format import delayed
 from cometmq.format.timers import TIMER_TOPIC
+from cometmq.messaging.quotas import Way
 from cometmq.model import MessageType
 from cometmq.rpc.interceptors import error_from, from_proto
 from cometmq.v1 import broker_pb2 as pb
@@ -453,6 +454,6 @@ async def test_settings_that_are_changed_at_once_all_count(tmp_path: Path) -> No
         config, settings = broker.state.topics.get("T"), broker.state.groups["G"]
         assert (config.read_queue_count, config.write_queue_count) == (3, 2)
         assert config.message_type is MessageType.DELAY
-        assert broker.state.send_quotas["T"].messages_per_s == 1_000
+        assert broker.state.quotas.of_clients[Way.SEND]["T"].messages_per_s == 1_000
         assert (settings.retry_times_max, settings.retry_queue_count) == (5, 2)
         assert not settings.consume_broadcast_enable

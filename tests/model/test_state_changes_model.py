@@ -43,7 +43,7 @@ from cometmq.messaging.locks import Grant, GrantRun
 from cometmq.messaging.offsets import CommittedOffset
 from cometmq.messaging.pop import table as pop_table
 from cometmq.messaging.pop.leases import Done, Given
-from cometmq.messaging.quotas import Quota
+from cometmq.messaging.quotas import EACH, Limits, Quota, Scope
 from cometmq.messaging.resends import ResentKey
 from cometmq.messaging.retry import Attempt
 from cometmq.messaging.state import STATE_TOPIC, BrokerState, StateLoader
@@ -122,6 +122,13 @@ class World:
         quota = Quota(messages_per_s=next(self.numbers))
         topic = next(iter(self.keys()))[0]
         return lambda: self.keeper.put_quota(topic, quota)
+
+    def limits(self) -> Callable[[], Awaitable[object]]:
+        quota = Quota(messages_per_s=next(self.numbers))
+        topic = next(iter(self.keys()))[0]
+        scope, name = self.source.choice([(Scope.TOPIC, topic), (Scope.ADDRESS, EACH)])
+        limits = self.source.choice([Limits(quota), Limits(read=quota), Limits(quota, Quota())])
+        return lambda: self.keeper.put_limits(scope, name, lambda _: limits)
 
     def drop(self) -> Callable[[], Awaitable[object]]:
         name = self.source.choice(TOPICS)
@@ -289,6 +296,7 @@ def entries(of: BrokerState) -> list[bytes]:
 ACTS = [
     World.topic,
     World.quota,
+    World.limits,
     World.drop,
     World.group,
     World.drop_group,

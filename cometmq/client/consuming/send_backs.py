@@ -11,7 +11,7 @@ from cometmq.client.cluster.accumulator import Accumulator
 from cometmq.client.consuming.listener import Work
 from cometmq.client.names import of
 from cometmq.client.reading.offsets import ITEMS_PER_CALL_MAX, BrokerCalls, send_back_item
-from cometmq.errors import CometError, PeerUnavailable
+from cometmq.errors import CometError, FlowControl, PeerUnavailable
 from cometmq.model import Position
 from cometmq.rpc.tasks import Tasks
 from cometmq.telemetry import fields, logger
@@ -64,23 +64,26 @@ class SendBacks:
             self._failed.put(broker_group, Failed(work, place, delay_level, delay_ms))
 
     async def _call(self, broker_group: str, some: list[Failed]) -> None:
-        """Send them back, again if nobody answers: the broker may have taken them, and knows a
-        send-back that comes twice, while the listener would see the messages twice.
+        """Send them back, again if nobody answers or a quota is used up: the broker may have taken
+        them, and knows a send-back that comes twice, while the listener would see the messages
+        twice.
         """
         for calls_left in reversed(range(CALLS_MAX)):
             items = list(map(self._item, some))
             answers = await self._calls.send_back(broker_group, items)
             unknown: list[Failed] = []
+            wait_s = CALL_AGAIN_S
             for failed, answer in zip(some, answers, strict=True):
-                if calls_left and isinstance(answer, PeerUnavailable):
+                if calls_left and isinstance(answer, PeerUnavailable | FlowControl):
                     unknown.append(failed)
+                    wait_s = max(wait_s, (answer.retry_after_ms or 0) / 1000)
                 else:
                     self._answered(failed, answer)
             self._wake(len(some) - len(unknown))  # queues in order have gone on
             if not unknown:
                 return
             some = unknown
-            await self._calls.wait(CALL_AGAIN_S)
+            await self._calls.wait(wait_s)
 
     def _item(self, failed: Failed) -> broker_pb2.SendBackItem:
         work, place, delay_level, delay_ms = failed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from cometmq.clock import Clock
@@ -10,7 +11,7 @@ from cometmq.member.read.reader import QueueView, Reader
 from cometmq.member.read.replica_selector import ReplicaSelector
 from cometmq.messaging.group_policy import ConsumeMode
 from cometmq.messaging.groups import MemberTable, check_name
-from cometmq.messaging.quotas import NO_QUOTA, Account, QuotaTable
+from cometmq.messaging.quotas import Caller, QuotaMeter, Scope, Use, Way
 from cometmq.messaging.state import BrokerState
 from cometmq.model import Position, QueueKey
 
@@ -26,7 +27,7 @@ class Progress:
 
 class GroupReads:
     """Groups and their offsets, to be read. ``members``: the live ones, none on a follower.
-    ``selector``: says where groups pull next.
+    ``selector``: says where groups pull next. ``throttled``: called where a quota is used up.
     """
 
     def __init__(
@@ -36,9 +37,10 @@ class GroupReads:
         members: MemberTable,
         selector: ReplicaSelector,
         clock: Clock,
+        throttled: Callable[[Way, Scope], None],
     ) -> None:
         self._clock = clock
-        self._quotas = QuotaTable("of reads of group")
+        self._quotas = QuotaMeter(Way.READ, lambda: state.quotas, throttled)
         self._selector = selector
         self._state = state
         self._reader = reader
@@ -79,21 +81,25 @@ class GroupReads:
 
     @property
     def has_quotas(self) -> bool:
-        """Whether the clients of any group have a quota."""
-        return bool(self._state.read_quotas)
+        """Whether any quota counts reads."""
+        return self._quotas.is_on
 
-    def check_quota(self, group: str, client: str) -> bool:
-        """Whether the group's clients have a quota. FlowControl: this one has used it up."""
-        if group not in self._state.read_quotas:
-            return False
-        self._quotas.check(Account(group, client), self._clock.monotonic_s())
-        return True
+    def check_quotas(self, caller: Caller, topics: Iterable[str], group: str = "") -> None:
+        """Raises FlowControl while a quota is used up that reads of these topics count against."""
+        for topic in topics:
+            self._quotas.check(
+                self._quotas.charges(caller, topic, group), self._clock.monotonic_s()
+            )
 
-    def use_quota(self, group: str, client: str, count: int, size_bytes: int) -> None:
-        """The client got so many messages and bytes."""
-        quota = self._state.read_quotas.get(group, NO_QUOTA)
-        now_s = self._clock.monotonic_s()
-        self._quotas.take(Account(group, client), quota, count, size_bytes, now_s)
+    def use_quotas(
+        self, caller: Caller, got: Iterable[tuple[str, int, int]], group: str = ""
+    ) -> None:
+        """The client got messages: topic, how many, and their bytes."""
+        uses = [
+            Use(self._quotas.charges(caller, topic, group), count, size_bytes)
+            for topic, count, size_bytes in got
+        ]
+        self._quotas.take(uses, self._clock.monotonic_s())
 
     def known_or_empty(self, group: str) -> str:
         """The group's name if it exists, for metrics: a label must not be what a client made up."""

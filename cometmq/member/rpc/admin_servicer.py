@@ -11,7 +11,7 @@ from cometmq.member.rpc import convert
 from cometmq.member.rpc.broker_servicer import not_writer
 from cometmq.member.rpc.offset_snapshot import PIECE_ROWS_MAX, OffsetSnapshot, queue_proto
 from cometmq.messaging.groups import check_name
-from cometmq.messaging.quotas import NO_QUOTA
+from cometmq.messaging.quotas import NO_QUOTA, Way
 from cometmq.messaging.resends import ResentKey
 from cometmq.model import DLQ_PREFIX
 from cometmq.telemetry import version
@@ -39,6 +39,16 @@ class AdminReadServicer(broker_pb2_grpc.BrokerAdminServiceServicer):
     async def PutTopic(
         self, request: broker_pb2.PutTopicRequest, context: Context
     ) -> broker_pb2.PutTopicResponse:
+        raise not_writer(self._identity)
+
+    async def PutQuota(
+        self, request: broker_pb2.PutQuotaRequest, context: Context
+    ) -> broker_pb2.PutQuotaResponse:
+        raise not_writer(self._identity)
+
+    async def DropQuota(
+        self, request: broker_pb2.DropQuotaRequest, context: Context
+    ) -> broker_pb2.DropQuotaResponse:
         raise not_writer(self._identity)
 
     async def DeleteTopic(
@@ -133,9 +143,15 @@ class AdminReadServicer(broker_pb2_grpc.BrokerAdminServiceServicer):
             topics=[convert.topic_proto(config) for config in self._state.topics],
             send_quotas={
                 topic: convert.quota_proto(quota)
-                for topic, quota in self._state.send_quotas.items()
+                for topic, quota in self._state.quotas.of_clients[Way.SEND].items()
             },
         )
+
+    async def ListQuotas(
+        self, request: broker_pb2.ListQuotasRequest, context: Context
+    ) -> broker_pb2.ListQuotasResponse:
+        limits = [convert.limits_proto(*one) for one in self._state.quotas]
+        return broker_pb2.ListQuotasResponse(limits=limits)
 
     async def DescribeTopic(
         self, request: broker_pb2.DescribeTopicRequest, context: Context
@@ -146,7 +162,9 @@ class AdminReadServicer(broker_pb2_grpc.BrokerAdminServiceServicer):
         return broker_pb2.DescribeTopicResponse(
             topic=convert.topic_proto(config),
             queues=[await self._queue(config.name, queue_id) for queue_id in range(count)],
-            send_quota=convert.quota_proto(self._state.send_quotas.get(config.name, NO_QUOTA)),
+            send_quota=convert.quota_proto(
+                self._state.quotas.of_clients[Way.SEND].get(config.name, NO_QUOTA)
+            ),
         )
 
     async def _queue(self, topic: str, queue_id: int) -> broker_pb2.QueueStatus:

@@ -7,18 +7,18 @@ from typing import Any
 
 from cometmq.errors import CometError, LimitExceeded, NoPermission, NotWriter
 from cometmq.filters import tags
-from cometmq.member.hosts import BrokerIdentity
+from cometmq.member.hosts import BrokerIdentity, caller_of_peer
 from cometmq.member.metrics import MemberMetrics
 from cometmq.member.read.group_progress import GroupReads
 from cometmq.member.read.reader import PullQuery, Reader
 from cometmq.member.read.search import Finder, TimeAnswer
 from cometmq.member.rpc import convert
 from cometmq.messaging.groups import check_name as check_group_name
+from cometmq.messaging.quotas import Caller
 from cometmq.messaging.topics import is_closed
 from cometmq.model import Position, QueueKey
 from cometmq.names import check_client_id
 from cometmq.rpc.interceptors import to_proto
-from cometmq.rpc.shares import address_of
 from cometmq.v1 import broker_pb2, broker_pb2_grpc, common_pb2, namesrv_pb2
 
 Context = Any  # grpc.aio.ServicerContext, whose message types differ from method to method
@@ -56,12 +56,21 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
     async def Pull(
         self, request: broker_pb2.PullRequest, context: Context
     ) -> broker_pb2.PullResponse:
+        return await self.pull(request, context, caller_of_peer(context.peer(), request.client_id))
+
+    async def pull(
+        self, request: broker_pb2.PullRequest, context: Context, caller: Caller
+    ) -> broker_pb2.PullResponse:
+        """A pull whose client may be another than the peer. A commit in the request is left alone:
+        it may be old.
+        """
         if request.group:
             check_group_name(request.group)
         self._group_reads.check_read(
             request.group, request.queue.topic, request.queue.queue_id, request.lock_number
         )
-        is_metered = self._group_reads.has_quotas and self._check_quota(request, context)
+        if is_metered := self._group_reads.has_quotas:
+            self._check_quotas(caller, request.queue.topic, request.group)
         form = convert.form(request.form)
         key, asked = (
             (request.queue.topic, request.queue.queue_id),
@@ -79,9 +88,8 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
         )
         answer = await self._reader.pull(query, context.room)
         if is_metered:
-            self._group_reads.use_quota(
-                request.group, _client_of(request, context), answer.count, len(answer.records)
-            )
+            got = (query.topic, answer.count, len(answer.records))
+            self._group_reads.use_quotas(caller, [got], request.group)
         known_group = self._group_reads.known_or_empty(request.group)
         self._metrics.pull_answered(query.topic, known_group, answer.count, answer.records)
         response = convert.pull_proto(answer, self._identity.broker_group, form)
@@ -91,10 +99,10 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
             self._metrics.pulls_suggested.inc()
         return response
 
-    def _check_quota(self, request: broker_pb2.PullRequest, context: Context) -> bool:
-        if request.client_id:
-            check_client_id(request.client_id)
-        return self._group_reads.check_quota(request.group, _client_of(request, context))
+    def _check_quotas(self, caller: Caller, topic: str, group: str = "") -> None:
+        if caller.client:
+            check_client_id(caller.client)
+        self._group_reads.check_quotas(caller, [topic], group)
 
     async def QueryQueues(
         self, request: broker_pb2.QueryQueuesRequest, context: Context
@@ -134,6 +142,10 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
     ) -> broker_pb2.GetMessageResponse:
         log_offset = self._identity.log_offset_of(request.message_id)
         found = await self._reader.message(log_offset)
+        if self._group_reads.has_quotas:
+            caller = caller_of_peer(context.peer(), "")
+            self._check_quotas(caller, found.topic)
+            self._group_reads.use_quotas(caller, [(found.topic, 1, found.size)])
         return broker_pb2.GetMessageResponse(
             message=convert.shown_message_proto(found, self._identity.broker_group)
         )
@@ -144,7 +156,14 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
         form = convert.form(request.form)
         if form != broker_pb2.MESSAGE_FORM_MESSAGES and is_closed(request.topic):
             raise NoPermission(f"{request.topic} is a system topic")
+        caller = caller_of_peer(context.peer(), "")
+        if is_metered := self._group_reads.has_quotas:
+            self._check_quotas(caller, request.topic)
         answer = await self._finder.by_key(convert.key_query(request))
+        if is_metered:
+            size_bytes = sum(len(found.raw) for found in answer.found)
+            got = (request.topic, len(answer.found), size_bytes)
+            self._group_reads.use_quotas(caller, [got])
         return convert.key_proto(answer, self._identity.broker_group, form)
 
     async def QueryOffsetsByTime(
@@ -254,10 +273,6 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
         self, request: broker_pb2.QueryAssignmentRequest, context: Context
     ) -> broker_pb2.QueryAssignmentResponse:
         raise not_writer(self._identity)
-
-
-def _client_of(request: broker_pb2.PullRequest, context: Context) -> str:
-    return request.client_id or address_of(context.peer())
 
 
 def _offset_by_time(

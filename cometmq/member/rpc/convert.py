@@ -20,7 +20,7 @@ from cometmq.messaging.group_policy import (
     RetryPolicy,
 )
 from cometmq.messaging.groups import GroupSettings, HeldQueues, MemberDetails, Membership
-from cometmq.messaging.quotas import Quota
+from cometmq.messaging.quotas import Limits, Quota, Scope, address_name
 from cometmq.messaging.topics import is_closed
 from cometmq.model import (
     FlushMode,
@@ -177,6 +177,29 @@ def _group_policy(proto: broker_pb2.GroupSettings, default: GroupPolicy) -> Grou
 
 def quota(proto: broker_pb2.Quota) -> Quota:
     return Quota(proto.messages_per_s, proto.bytes_per_s)
+
+
+_SCOPES = {
+    broker_pb2.QUOTA_SCOPE_ADDRESS: Scope.ADDRESS,
+    broker_pb2.QUOTA_SCOPE_TOPIC: Scope.TOPIC,
+}
+
+
+def limited(scope: broker_pb2.QuotaScope.ValueType, name: str) -> tuple[Scope, str]:
+    """Whose quota it is; an address by the name that is counted. Raises InvalidRequest."""
+    if scope not in _SCOPES:
+        raise InvalidRequest(f"scope: {scope} is neither an address nor a topic")
+    found = _SCOPES[scope]
+    return found, address_name(name) if found is Scope.ADDRESS else name
+
+
+def limits_proto(scope: Scope, name: str, limits: Limits) -> broker_pb2.QuotaLimits:
+    return broker_pb2.QuotaLimits(
+        scope=next(proto for proto, one in _SCOPES.items() if one is scope),
+        name=name,
+        send=None if limits.send is None else quota_proto(limits.send),
+        read=None if limits.read is None else quota_proto(limits.read),
+    )
 
 
 def quota_proto(value: Quota) -> broker_pb2.Quota:

@@ -26,6 +26,8 @@ _CLIENTS = (
 )
 _OPERATORS = (
     "PutTopic",
+    "PutQuota",
+    "DropQuota",
     "DeleteTopic",
     "PutGroup",
     "DeleteGroup",

@@ -13,6 +13,7 @@ from cometmq.errors import CometError, OffsetInvalid
 from cometmq.member.context import MemberContext, MemberCore
 from cometmq.member.read.group_progress import GroupReads
 from cometmq.member.rpc.arrivals_servicer import ArrivalCounts, ArrivalsServicer
+from cometmq.messaging.quotas import Caller, address_name
 from cometmq.rpc.interceptors import to_proto
 from cometmq.store.base import BaseStore
 from cometmq.v1 import broker_pb2, member_pb2, member_pb2_grpc
@@ -20,7 +21,7 @@ from cometmq.v1 import broker_pb2, member_pb2, member_pb2_grpc
 CHECKSUM_PIECE_BYTES = 1024 * 1024
 
 Context = Any  # grpc.aio.ServicerContext, whose message types differ from method to method
-Pull = Callable[[broker_pb2.PullRequest, Context], Awaitable[broker_pb2.PullResponse]]
+Pull = Callable[[broker_pb2.PullRequest, Context, Caller], Awaitable[broker_pb2.PullResponse]]
 
 
 class MemberServicer(  # type: ignore[misc]  # streams answer with context.write
@@ -53,7 +54,8 @@ class MemberServicer(  # type: ignore[misc]  # streams answer with context.write
             draining = tasks.create_task(self._gate.when_draining(self._gate.check))
             while (request := await context.read()) is not grpc.aio.EOF:
                 try:
-                    response = await self._pull(request.pull, context)
+                    caller = Caller(request.pull.client_id, address_name(request.client_address))
+                    response = await self._pull(request.pull, context, caller)
                     answer = member_pb2.PullStreamResponse(response=response)
                 except CometError as error:
                     answer = member_pb2.PullStreamResponse(error=to_proto(error))

@@ -40,7 +40,7 @@ from cometmq.messaging.changes import (
 from cometmq.messaging.delay import DelayProgress
 from cometmq.messaging.group_policy import GroupPolicy
 from cometmq.messaging.groups import GroupSettings, check_name
-from cometmq.messaging.quotas import Quota
+from cometmq.messaging.quotas import Limits, Quota, Scope
 from cometmq.messaging.state import (
     STATE_QUEUE_ID,
     STATE_TOPIC,
@@ -260,6 +260,19 @@ class StateKeeper:
             self.state.topics.get(topic)
             if changes := self.state.plan_quota(topic, quota):
                 await self._commit(*changes)
+
+    @to_its_end
+    async def put_limits(
+        self, scope: Scope, name: str, wanted: Callable[[Limits], Limits]
+    ) -> Limits:
+        """Let an address or a topic send and read what is ``wanted``, which gets the limits that it
+        has in its turn. Raises what ``plan_limits`` raises.
+        """
+        async with self._one_at_a_time:
+            limits = wanted(self.state.quotas.get(scope, name))
+            if changes := self.state.plan_limits(scope, name, limits):
+                await self._commit(*changes)
+            return limits
 
     @to_its_end
     async def drop_topic(self, topic: str, *, by_system: bool = False) -> None:

@@ -32,6 +32,7 @@ from cometmq.messaging.groups import (
     check_settings,
     in_the_way,
 )
+from cometmq.messaging.quotas import Scope, Way
 from cometmq.model import (
     BROADCAST_PREFIX,
     DLQ_PREFIX,
@@ -80,8 +81,9 @@ class GroupCoordinator(GroupReads):
         *,
         auto_create_groups: bool,
         leaving_pop: Callable[[str], AbstractAsyncContextManager[None]],
+        throttled: Callable[[Way, Scope], None],
     ) -> None:
-        super().__init__(keeper.state, reader, groups.table, selector, clock)
+        super().__init__(keeper.state, reader, groups.table, selector, clock, throttled)
         self._keeper = keeper
         self._storage = storage
         self._groups = groups

@@ -9,7 +9,7 @@ from typing import Any
 from cometmq.errors import CometError, InvalidRequest, LimitExceeded
 from cometmq.filters import tags
 from cometmq.format import record
-from cometmq.member.hosts import BrokerIdentity
+from cometmq.member.hosts import BrokerIdentity, caller_of_peer
 from cometmq.member.metrics import MemberMetrics
 from cometmq.member.read.reader import Reader
 from cometmq.member.rpc import convert
@@ -59,21 +59,22 @@ class PopServicer(ReadServicer):
         self, request: broker_pb2.ReceiveRequest, context: Context
     ) -> broker_pb2.ReceiveResponse:
         ask, form = _ask(request), convert.form(request.form)
-        address = address_of(context.peer())
+        peer = context.peer()
+        caller = caller_of_peer(peer, request.client_id)
         if request.client_id:
             check_client_id(request.client_id)
-        client = request.client_id or address
-        is_metered = self._coordinator.has_quotas and self._coordinator.check_quota(
-            ask.group, client
-        )
+        if is_metered := self._coordinator.has_quotas:
+            topics = [wanted.topic for wanted in ask.wanted]
+            self._coordinator.check_quotas(caller, topics, ask.group)
         if not self._coordinator.is_there(ask.group):
             for wanted in ask.wanted:  # no group is made for nothing
                 self._coordinator.readable_queues(wanted.topic)
                 self._reader.queue(wanted.topic, ask.queue_id or 0)
-            await self._coordinator.ensure_group(ask.group, address, ConsumeMode.POP)
+            await self._coordinator.ensure_group(ask.group, address_of(peer), ConsumeMode.POP)
         answer = await self._pop.receives.receive(ask, context.room)
         if is_metered:
-            self._coordinator.use_quota(ask.group, client, answer.count, answer.size_bytes)
+            got = [(run.key[0], run.count, len(run.records)) for run in answer.runs]
+            self._coordinator.use_quotas(caller, got, ask.group)
         for run in answer.runs:
             self._metrics.pull_answered(run.key[0], ask.group, run.count, run.records)
         return self._response(answer, form)

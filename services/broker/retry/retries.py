@@ -50,11 +50,13 @@ class SendBackItem:
 @dataclass(frozen=True, slots=True)
 class SentBack:
     """The outcome for a message that was sent back. ``delay_ms`` 0: it is a dead letter;
-    ``delay_level`` 0: it waits for no level.
+    ``delay_level`` 0: it waits for no level. ``size_bytes``: of the record that was stored; 0: it
+    was stored when it came before.
     """
 
     delay_level: int
     delay_ms: int
+    size_bytes: int = 0
 
 
 _Made = tuple[Relayed, Wait]  # a record, and how long it waits; not at all: a dead letter
@@ -141,7 +143,7 @@ class RetryService:
                 fresh[attempt] = made, wait
             else:
                 end = max(end, known or self._opened_end)
-            answers.append(SentBack(*wait))
+            answers.append(SentBack(*wait, 0 if known is not None else made.size_bytes))
         if fresh:
             now_s = self._clock.monotonic_s()
             attempts.check_room(len(fresh), now_s)

@@ -21,14 +21,14 @@ from cometmq.format import delayed, halves, timers
 from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.format.halves import HALF_QUEUE, HALF_TOPIC, OP_TOPIC, QUEUE_ID, HalfForm
 from cometmq.format.timers import TIMER_QUEUE, TIMER_TOPIC, TimerForm
-from cometmq.member.hosts import address_of_host
+from cometmq.member.hosts import address_of_host, caller_of_host
 from cometmq.member.read.records import log_offsets_of
 from cometmq.member.state.demands import topic_demands
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage, Segment, Ticket
 from cometmq.messaging.dedup import Ids, ids_of
 from cometmq.messaging.half_runs import HalfRun
-from cometmq.messaging.quotas import Account, QuotaTable
+from cometmq.messaging.quotas import Caller, Charge, QuotaMeter, Scope, Use, Way
 from cometmq.messaging.topics import check_type
 from cometmq.model import MessageType, SendStatus, TopicConfig
 from cometmq.names import check_new_producer_group
@@ -82,6 +82,7 @@ class ProduceObserver(Protocol):
     def late(self) -> None: ...
     def known(self, count: int) -> None: ...
     def sender_forgotten(self) -> None: ...
+    def throttled(self, way: Way, scope: Scope) -> None: ...
 
 
 class ReplyTaker(Protocol):
@@ -153,7 +154,7 @@ class ProduceHandler:
         self._clock = clock
         self._replies = replies
         self._timer_slots = timer_slots
-        self._quotas = QuotaTable("of sends to topic")
+        self._quotas = QuotaMeter(Way.SEND, lambda: keeper.state.quotas, observer.throttled)
         self._creations = Buckets(
             policy.topic_creations_max,
             policy.topic_creation_interval_s,
@@ -176,8 +177,8 @@ class ProduceHandler:
         client_id: str = "",
     ) -> Accepted:
         """Append a batch whole, or raise what is wrong with it; one that is stored already is not
-        stored again. Creates missing topics where that is allowed. ``client_id``: whose quota it
-        counts against; empty: that of the sender's address.
+        stored again. Creates missing topics where that is allowed. ``client_id``: the client
+        that it counts against, at the sender's address.
         """
         while True:
             try:
@@ -257,9 +258,7 @@ class ProduceHandler:
                 offsets = known.ticket.appended.queue_offsets
                 return known._replace(timers=_timer_runs(claims, offsets, known.record_count))
         replies = self._replies.check(records, claims) if self._replies is not None else ()
-        is_metered = self._keeper.state.send_quotas and self._check_quotas(
-            claims, client_id or address_of_host(born_host), came_s
-        )
+        charges = self._check_quotas(claims, born_host, client_id, came_s)
         has_halves = self._check_half_room(claims)
         slots = self._check_slots(records, claims)
         self._storage.check_room(len(records))
@@ -284,9 +283,8 @@ class ProduceHandler:
         if replies:
             assert self._replies is not None
             self._replies.stored(replies, ticket)
-        if is_metered:
-            client = client_id or address_of_host(born_host)
-            self._use_quotas(claims, ticket.appended.segment_bytes, client, came_s)
+        if charges:
+            self._use_quotas(charges, claims, ticket.appended.segment_bytes, came_s)
         for claim, size_bytes in zip(claims, ticket.appended.segment_bytes, strict=True):
             self._observer.messages_in(claim.topic, claim.record_count, size_bytes)
         return Accepted(
@@ -307,29 +305,44 @@ class ProduceHandler:
         if self._timer_slots is not None:
             self._timer_slots.add(counts)
 
-    def _check_quotas(self, claims: Sequence[Claim], client: str, now_s: float) -> bool:
-        """Whether any topic of the batch has a quota. FlowControl: the client has used it up."""
-        metered = [
-            (index, claim.topic)
-            for index, claim in enumerate(claims)
-            if claim.topic in self._keeper.state.send_quotas
-        ]
-        for index, topic in metered:
+    def _check_quotas(
+        self, claims: Sequence[Claim], born_host: bytes, client_id: str, now_s: float
+    ) -> list[list[Charge]]:
+        """What each run counts against; empty: there are no quotas. FlowControl: one is used up."""
+        if not self._quotas.is_on:
+            return []
+        caller = caller_of_host(born_host, client_id)
+        self._quotas.check(self._quotas.charges(caller, ""), now_s)  # of all the batch
+        charges = [self._quotas.charges(caller, claim.topic) for claim in claims]
+        for index, some in enumerate(charges):
             try:
-                self._quotas.check(Account(topic, client), now_s)
+                self._quotas.check(some, now_s)
             except FlowControl as error:
                 error.segment = index
                 raise
-        return bool(metered)
+        return charges
 
     def _use_quotas(
-        self, claims: Sequence[Claim], sizes: Sequence[int], client: str, now_s: float
+        self,
+        charges: Sequence[Sequence[Charge]],
+        claims: Sequence[Claim],
+        sizes: Sequence[int],
+        now_s: float,
     ) -> None:
-        for claim, size_bytes in zip(claims, sizes, strict=True):
-            quota = self._keeper.state.send_quotas.get(claim.topic)
-            if quota is not None:
-                account = Account(claim.topic, client)
-                self._quotas.take(account, quota, claim.record_count, size_bytes, now_s)
+        uses = [
+            Use(some, claim.record_count, size_bytes)
+            for some, claim, size_bytes in zip(charges, claims, sizes, strict=True)
+        ]
+        self._quotas.take(uses, now_s)
+
+    def check_address(self, caller: Caller) -> None:
+        """Raises FlowControl while an address has used up its quota of sends."""
+        self._quotas.check(self._quotas.charges(caller, ""), self._clock.monotonic_s())
+
+    def use_address(self, caller: Caller, count: int, size_bytes: int) -> None:
+        """An address had so much stored that is of no topic of its own: what it sent back."""
+        use = Use(self._quotas.charges(caller, ""), count, size_bytes)
+        self._quotas.take([use], self._clock.monotonic_s())
 
     def _known(
         self, ids: Ids, records: bytes, segments: Sequence[Segment], came_s: float

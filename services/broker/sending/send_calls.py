@@ -87,8 +87,8 @@ class SendCalls:
         client_id: str = "",
     ) -> SentCall:
         """Stores the messages that are not stored yet, all of them or none, and answers for all.
-        Raises what is wrong with a message, its number as ``segment``. ``client_id``: whose quota
-        they count against; empty: that of the sender's address.
+        Raises what is wrong with a message, its number as ``segment``. ``client_id``: the client
+        that they count against, at the sender's address.
         """
         self._encoder.check_count(len(messages))
         _check_ids(messages)

@@ -122,6 +122,7 @@ OPTIONAL = {
     "resent": {"n"},
     "timer": {"x"},
     "group-policy": {"rs", "re", "q", "d", "f", "a"},
+    "quota": {"w", "r"},
 }
 
 
@@ -165,6 +166,12 @@ KINDS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
     "topic-reserve": {"n": _is_name, "t": _count},
     "topic-type": {"n": _is_name, "t": _is_type, "o": _is_bool, "a": _are_attributes},
     "topic-quota": {"n": _is_name, "q": lambda value: _is_counts(value, 2)},
+    "quota": {
+        "s": lambda value: value in ("address", "topic"),
+        "n": _is_text,
+        "w": lambda value: _is_counts(value, 2),
+        "r": lambda value: _is_counts(value, 2),
+    },
     "topic-drop": {"n": _is_name},
     "topic-copy": {**_SETTINGS, "h": _is_list_of(_is_history)},
     "queues": {"n": _is_name, "o": _is_list_of(_offset)},

@@ -11,6 +11,7 @@ from cometmq.messaging.changes import (
     GroupDropped,
     GroupPolicyPut,
     GroupPut,
+    LimitsPut,
     OffsetsCommitted,
     OffsetsReset,
     QueuesCounted,
@@ -33,7 +34,7 @@ from cometmq.messaging.group_policy import (
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.locks import Grant, GrantRun
 from cometmq.messaging.offsets import CommittedOffset
-from cometmq.messaging.quotas import Quota
+from cometmq.messaging.quotas import Limits, Quota, Scope
 from cometmq.model import FlushMode, MessageType, Position, TopicConfig
 
 NAMES = st.text("%|abcXYZ019_-", min_size=1, max_size=12)
@@ -106,6 +107,12 @@ CHANGES: st.SearchStrategy[Change] = st.one_of(
         TopicTyped, NAMES, st.sampled_from(MessageType), st.booleans(), st.sampled_from(ATTRIBUTES)
     ),
     st.builds(TopicQuotaPut, NAMES, QUOTAS),
+    st.builds(
+        LimitsPut,
+        st.sampled_from([Scope.ADDRESS, Scope.TOPIC]),
+        NAMES | st.just(""),
+        st.builds(Limits, st.none() | QUOTAS, st.none() | QUOTAS),
+    ),
     st.builds(TopicDropped, NAMES),
     st.builds(TopicSnapshot, CONFIGS, st.lists(histories(), max_size=4).map(tuple)),
     st.builds(QueuesCounted, NAMES, st.lists(OFFSETS, max_size=4).map(tuple)),

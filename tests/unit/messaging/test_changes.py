@@ -23,6 +23,7 @@ from cometmq.messaging.changes import (
     GroupPut,
     HalvesDropped,
     HalvesReached,
+    LimitsPut,
     MessagesResent,
     OffsetsCommitted,
     OffsetsReset,
@@ -58,7 +59,7 @@ from cometmq.messaging.locks import Grant, GrantRun
 from cometmq.messaging.offsets import CommittedOffset
 from cometmq.messaging.pop.leases import Done, Given
 from cometmq.messaging.pop.table import QueueMoved
-from cometmq.messaging.quotas import Quota
+from cometmq.messaging.quotas import Limits, Quota, Scope
 from cometmq.messaging.resends import ResentKey
 from cometmq.messaging.retry import Attempt
 from cometmq.messaging.timers import Timer, TimerMark
@@ -80,6 +81,9 @@ GOLDEN: dict[str, Change] = {
     ),
     '{"k":"topic-quota","n":"orders","q":[1000,1048576]}': (
         TopicQuotaPut("orders", Quota(1_000, 1_048_576))
+    ),
+    '{"k":"quota","s":"address","n":"2001:db8:0:1::/64","w":[100,0],"r":[0,0]}': (
+        LimitsPut(Scope.ADDRESS, "2001:db8:0:1::/64", Limits(Quota(100), Quota()))
     ),
     '{"k":"topic-drop","n":"orders"}': TopicDropped("orders"),
     '{"k":"topic-copy","n":"bills","r":2,"w":2,"p":6,"f":1,"h":[[[7,0],[9,500]],[[7,0]]]}': (

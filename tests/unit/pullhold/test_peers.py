@@ -40,7 +40,8 @@ def found(count: int) -> member_pb2.PullStreamResponse:
 
 async def start(lane: PullLane, count: int) -> list[asyncio.Task[broker_pb2.PullResponse]]:
     """Pulls that have been written."""
-    requests = [broker_pb2.PullRequest(max_count=n) for n in range(count)]
+    pulled = [broker_pb2.PullRequest(max_count=n) for n in range(count)]
+    requests = [member_pb2.PullStreamRequest(pull=pull) for pull in pulled]
     pulls = [asyncio.create_task(lane.pull(request)) for request in requests]
     await asyncio.sleep(0)
     assert len(lane) == count

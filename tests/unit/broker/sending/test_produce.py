@@ -21,6 +21,7 @@ from cometmq.errors import (
 )
 from cometmq.member.storage.authority import Replicated
 from cometmq.member.storage.member_storage import Ticket
+from cometmq.messaging.quotas import Scope, Way
 from cometmq.model import FlushMode, ReplicationMode, SendStatus, TopicConfig
 from services.broker.sending.produce import Accepted, Claim, ProduceHandler, ProducePolicy
 from tests.support.cluster.broker import encoded
@@ -49,6 +50,9 @@ class Counter:
 
     def known(self, count: int) -> None:
         self.again += count
+
+    def throttled(self, way: Way, scope: Scope) -> None:
+        raise AssertionError("no test here has quotas")
 
     def sender_forgotten(self) -> None:
         raise AssertionError("no test here has so many senders")

@@ -58,7 +58,9 @@ class Watched:
         self.registry = CollectorRegistry()
         metrics = MemberMetrics(self.registry, "c", "g1")
         adviser = ReplicaSelector(False, 40.0, list)
-        groups = GroupReads(member.state, member.reader, MemberTable(10), adviser, SystemClock())
+        groups = GroupReads(
+            member.state, member.reader, MemberTable(10), adviser, SystemClock(), lambda *_: None
+        )
         storage = member.storage
         counts = ArrivalCounts(metrics, groups, member.state)
         self.servicer = ArrivalsServicer(
