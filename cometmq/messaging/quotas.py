@@ -13,7 +13,7 @@ import ipaddress
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
@@ -30,14 +30,14 @@ EACH = ""  # the name of all that have no quota of their own
 _NETWORK_BITS = 64  # of IPv6, that one customer has at least
 
 
-class Way(Enum):
+class Way(StrEnum):
     """What is counted."""
 
     SEND = "sends"
     READ = "reads"
 
 
-class Scope(Enum):
+class Scope(StrEnum):
     """Whose quota it is. Clients have one in a topic (sends) or a group (reads)."""
 
     CLIENT = "client"
@@ -125,14 +125,17 @@ class QuotaRules:
     """
 
     def __init__(self) -> None:
+        self.limits_sends = self.limits_reads = False  # whether any quota does
         # Of each client: sends by topic, reads by group.
         self.of_clients: dict[Way, dict[str, Quota]] = {Way.SEND: {}, Way.READ: {}}
         self._limits: dict[Scope, dict[str, Limits]] = {Scope.ADDRESS: {}, Scope.TOPIC: {}}
-        self._has: dict[Way, bool] = {Way.SEND: False, Way.READ: False}  # limits
 
-    def has(self, way: Way) -> bool:
-        """Whether anything is limited."""
-        return bool(self.of_clients[way]) or self._has[way]
+    def put_clients(self, way: Way, of: str, quota: Quota) -> None:
+        """What each client may send to a topic, or read as a member of a group."""
+        self.of_clients[way].pop(of, None)
+        if quota:
+            self.of_clients[way][of] = quota
+        self._look()
 
     def put(self, scope: Scope, name: str, limits: Limits) -> None:
         """What an address or a topic, or EACH, may send and read."""
@@ -140,9 +143,12 @@ class QuotaRules:
             self._limits[scope].pop(name, None)
         else:
             self._limits[scope][name] = limits
-        for way in Way:
-            every = (one.of(way) for named in self._limits.values() for one in named.values())
-            self._has[way] = any(every)
+        self._look()
+
+    def _look(self) -> None:
+        every = [one for named in self._limits.values() for one in named.values()]
+        self.limits_sends = bool(self.of_clients[Way.SEND]) or any(one.send for one in every)
+        self.limits_reads = bool(self.of_clients[Way.READ]) or any(one.read for one in every)
 
     def get(self, scope: Scope, name: str) -> Limits:
         """What was put."""
@@ -165,7 +171,8 @@ class QuotaRules:
 
     def forget_topic(self, topic: str) -> None:
         """A topic is deleted."""
-        self.of_clients[Way.SEND].pop(topic, None)
+        if topic in self.of_clients[Way.SEND]:
+            self.put_clients(Way.SEND, topic, NO_QUOTA)
         if topic in self._limits[Scope.TOPIC]:
             self.put(Scope.TOPIC, topic, _NO_LIMITS)
 
@@ -225,11 +232,6 @@ class QuotaMeter:
         self._rules = rules
         self._throttled = throttled
         self._books = {scope: _Book() for scope in Scope}
-
-    @property
-    def is_on(self) -> bool:
-        """Whether there is any quota."""
-        return self._rules().has(self._way)
 
     def charges(self, caller: Caller, topic: str, group: str = "") -> list[Charge]:
         """What messages of a topic count against. ``group``: reads as its member. No topic: what

@@ -478,7 +478,7 @@ class BrokerState:
         match change:
             case TopicQuotaPut(topic, quota):
                 self._check_limited(topic)
-                self._limit_clients(Way.SEND, topic, quota)
+                self.quotas.put_clients(Way.SEND, topic, quota)
             case LimitsPut(scope, name, limits):
                 if scope is Scope.TOPIC and name != EACH:
                     self._check_limited(name)
@@ -487,12 +487,6 @@ class BrokerState:
     def _check_limited(self, topic: str) -> None:
         if topic not in self.topics:
             raise StoreDamaged(f"a quota is given to the topic {topic}, which is not there")
-
-    def _limit_clients(self, way: Way, of: str, quota: Quota) -> None:
-        quotas = self.quotas.of_clients[way]
-        quotas.pop(of, None)
-        if quota:
-            quotas[of] = quota
 
     def _drop_topic(self, topic: str) -> None:
         self.topics.drop(topic)
@@ -530,10 +524,10 @@ class BrokerState:
                 elif not self.receives(group):  # what is left over comes behind, as leases
                     self.pops.forget_group(group)
                 self.groups[group] = replace(known, policy=policy)
-                self._limit_clients(Way.READ, group, policy.read_quota)
+                self.quotas.put_clients(Way.READ, group, policy.read_quota)
             case GroupDropped(group):
                 self.groups.pop(group, None)
-                self._limit_clients(Way.READ, group, NO_QUOTA)
+                self.quotas.put_clients(Way.READ, group, NO_QUOTA)
                 self.offsets.forget_group(group)
                 self.attempts.forget_group(group)
                 self.locks.forget_group(group)

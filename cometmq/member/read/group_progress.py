@@ -82,7 +82,7 @@ class GroupReads:
     @property
     def has_quotas(self) -> bool:
         """Whether any quota counts reads."""
-        return self._quotas.is_on
+        return self._state.quotas.limits_reads
 
     def check_quotas(self, caller: Caller, topics: Iterable[str], group: str = "") -> None:
         """Raises FlowControl while a quota is used up that reads of these topics count against."""

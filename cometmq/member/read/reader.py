@@ -27,7 +27,6 @@ from cometmq.member.storage.member_storage import BaseStorage
 from cometmq.messaging import inline_messages, pull
 from cometmq.messaging.inline_messages import InlineMessages
 from cometmq.messaging.pull import Choice, PullStatus
-from cometmq.messaging.quotas import Way
 from cometmq.messaging.state import BrokerState
 from cometmq.model import Position, QueueKey
 from cometmq.store.base import BaseStore
@@ -294,7 +293,7 @@ class Reader:
         count, store = end - first, self._storage.store
         if not 0 < count <= inline_messages.COUNT_MAX:
             return None
-        if self._state.quotas.has(Way.READ) and self._state.is_metered(topic):
+        if self._state.quotas.limits_reads and self._state.is_metered(topic):
             return None  # a pull counts what a client gets
         try:
             self._state.topics.for_read(topic, queue_id)

@@ -309,7 +309,7 @@ class ProduceHandler:
         self, claims: Sequence[Claim], born_host: bytes, client_id: str, now_s: float
     ) -> list[list[Charge]]:
         """What each run counts against; empty: there are no quotas. FlowControl: one is used up."""
-        if not self._quotas.is_on:
+        if not self._keeper.state.quotas.limits_sends:
             return []
         caller = caller_of_host(born_host, client_id)
         self._quotas.check(self._quotas.charges(caller, ""), now_s)  # of all the batch

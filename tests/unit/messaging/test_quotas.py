@@ -54,7 +54,7 @@ def limited(scope: Scope, quota: Quota) -> Meter:
     """Sends are limited so."""
     meter = Meter()
     if scope is Scope.CLIENT:
-        meter.rules.of_clients[Way.SEND]["T"] = quota
+        meter.rules.put_clients(Way.SEND, "T", quota)
     else:
         meter.rules.put(scope, EACH, Limits(send=quota))
     return meter
@@ -99,14 +99,14 @@ def test_a_client_that_was_away_saves_nothing_up() -> None:
 
 def test_bytes_and_messages_count_and_the_harder_one_decides() -> None:
     meter = Meter(Way.READ)
-    meter.rules.of_clients[Way.READ]["G"] = Quota(10, 1_000)
+    meter.rules.put_clients(Way.READ, "G", Quota(10, 1_000))
     meter.use(ONE, 1, 3_000, 0.0)
     with pytest.raises(FlowControl, match="of reads of group G") as refused:
         meter.may(ONE, 0.5, group="G")
     assert refused.value.retry_after_ms == 1_500
     meter.may(ONE, 2.1, group="G")
     meter.may(OTHER, 0.5, group="G")  # a client of its own
-    meter.rules.of_clients[Way.READ]["G"] = Quota(10, 0)
+    meter.rules.put_clients(Way.READ, "G", Quota(10, 0))
     meter.use(OTHER, 30, 1 << 40, 0.0)
     with pytest.raises(FlowControl) as refused:
         meter.may(OTHER, 0.0, group="G")
@@ -121,7 +121,7 @@ def test_many_client_ids_have_one_address_and_one_topic() -> None:
         (Scope.TOPIC, [Caller(f"id{n}", f"10.0.0.{n}") for n in range(200)]),
     ):
         meter = limited(scope, Quota(messages_per_s=10))
-        meter.rules.of_clients[Way.SEND]["T"] = Quota(messages_per_s=10)
+        meter.rules.put_clients(Way.SEND, "T", Quota(messages_per_s=10))
         sent = 0
         for caller in callers:
             if not meter.wait_s(caller, 0.0):
@@ -198,7 +198,7 @@ def test_ten_thousand_names_share_memory_and_a_bucket(
         meter.rules.put(scope, new.address, Limits(send=Quota(messages_per_s=1)))
         meter.may(new, 1.0)
     else:
-        meter.rules.of_clients[Way.SEND]["U"] = Quota(messages_per_s=1)
+        meter.rules.put_clients(Way.SEND, "U", Quota(messages_per_s=1))
         meter.may(new, 1.0, topic="U")
     meter.may(caller(-2), 60_000.0)  # who has paid has left
     assert meter.entries(scope) < 100
@@ -206,23 +206,28 @@ def test_ten_thousand_names_share_memory_and_a_bucket(
 
 def test_nothing_is_kept_of_what_has_no_limit() -> None:
     meter = Meter()
-    assert not meter.is_on
+    assert not meter.rules.limits_sends
     meter.use(ONE, 1_000, 1 << 40, 0.0)
     assert not any(map(meter.entries, Scope))
+
+
+def has(rules: QuotaRules) -> tuple[bool, bool]:
+    return rules.limits_sends, rules.limits_reads
 
 
 def test_rules_of_addresses_and_topics() -> None:
     rules = QuotaRules()
     rules.put(Scope.TOPIC, "T", Limits(read=Quota(1)))
-    assert (rules.has(Way.READ), rules.has(Way.SEND)) == (True, False)
-    assert rules.is_topic_read_limited("T")
-    assert not rules.is_topic_read_limited("U")
+    assert has(rules) == (False, True)
+    assert [rules.is_topic_read_limited(topic) for topic in "TU"] == [True, False]
     rules.put(Scope.ADDRESS, EACH, Limits(read=Quota(1)))
     assert rules.is_topic_read_limited("U")
     rules.put(Scope.ADDRESS, EACH, Limits(read=Quota()))
-    assert not rules.is_topic_read_limited("U")
+    assert [rules.is_topic_read_limited(topic) for topic in "TU"] == [True, False]
+    rules.put_clients(Way.SEND, "T", Quota(1))
+    assert has(rules) == (True, True)
     rules.forget_topic("T")
-    assert not rules.has(Way.READ)
+    assert has(rules) == (False, False)
     assert list(rules) == [(Scope.ADDRESS, EACH, Limits(read=Quota()))]
 
 
