@@ -89,12 +89,12 @@ def test_a_client_gets_its_rate_and_a_second_at_once(
 
 
 def test_a_client_that_was_away_saves_nothing_up() -> None:
-    table, quota = QuotaTable("of sends to topic"), Quota(messages_per_s=10)
-    table.take(ONE, quota, 1, 1, 0.0)
+    meter = limited(Scope.CLIENT, Quota(messages_per_s=10))
+    meter.use(ONE, 1, 1, 0.0)
     for _ in range(2):  # a second's worth, and the last batch
-        table.check(ONE, 1_000.0)
-        table.take(ONE, quota, 10, 1, 1_000.0)
-    assert wait_s(table, 1_000.0) == pytest.approx(1.0, abs=1e-3)
+        meter.may(ONE, 1_000.0)
+        meter.use(ONE, 10, 1, 1_000.0)
+    assert meter.wait_s(ONE, 1_000.0) == pytest.approx(1.0, abs=1e-3)
 
 
 def test_bytes_and_messages_count_and_the_harder_one_decides() -> None:
