@@ -11,6 +11,7 @@ from cometmq.admin.connection import Connection, call
 from cometmq.admin.convert import message_view, writer_of
 from cometmq.admin.views import MessageView
 from cometmq.errors import PositionFenced, QueueNotFound
+from cometmq.turns import Turns
 from cometmq.v1 import broker_pb2, common_pb2, namesrv_pb2
 
 PULL_COUNT_MAX = 32
@@ -61,7 +62,9 @@ class TopicReader:
     async def _pull(self, cursor: _Cursor) -> list[broker_pb2.StoredMessage]:
         """Pull one queue until there are messages or nothing is left; moves the cursor on."""
         end = cursor.appended_offset if self._to_the_end else sys.maxsize
+        turns = Turns(f"reading {cursor.queue.topic}")
         while cursor.position.offset < end:
+            turns.next(cursor.position.offset)
             answer = await self._pull_once(cursor)
             if answer is None:
                 continue

@@ -26,7 +26,6 @@ from cometmq.errors import ConfigInvalid
 from cometmq.format.batch import BatchLimits
 from cometmq.format.delayed import use_levels
 from cometmq.format.record import BLANK_BYTES, host_bytes
-from cometmq.member import background
 from cometmq.member.clocks import Clocks
 from cometmq.member.config import MemberConfig
 from cometmq.member.context import MemberContext
@@ -273,8 +272,10 @@ class MemberApp(ABC):
         observer = RpcMetrics(self._registry, self._clock, awaited=[OFFSET_EXPORT])
         parts.servicers.add_to(self._ports, observer)
         tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
-        for coroutine in (self._loop_lag.run(), *parts.background()):
-            task = tasks.create_task(self._until_deposed(coroutine))
+        restarts = context.restarts
+        for coroutine in (restarts.keep("loop lag", self._loop_lag.run), *parts.background()):
+            name = getattr(coroutine, "__qualname__", "")
+            task = tasks.create_task(self._until_deposed(restarts.name(name, coroutine)))
             self._stack.callback(task.cancel)
         self._stack.push_async_callback(self._drain, parts)
         self._show_role(self.role)
@@ -293,7 +294,7 @@ class MemberApp(ABC):
 
     async def _until_deposed(self, coroutine: Coroutine[Any, Any, None]) -> None:
         try:
-            await self._named(coroutine)
+            await coroutine
         except* Deposed as errors:
             reason = "; ".join(map(str, errors.exceptions))
             log.warning("deposed", extra=fields(reason=reason))
@@ -301,15 +302,6 @@ class MemberApp(ABC):
                 EventReason.WRITER_DEPOSED, f"{self.label} writes no longer: {reason}"
             )
             self.become(FOLLOWER_MODULE, DEPOSED)
-
-    async def _named(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        try:
-            await coroutine
-        except Exception as error:
-            if not background.ends_the_role(error):
-                name = getattr(coroutine, "__qualname__", "")
-                background.log_end(name, self._config.broker_group, error)
-            raise
 
     def _serve_metrics(self) -> None:
         host = self._config.listen_host

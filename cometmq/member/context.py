@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cometmq.clock import Clock
-from cometmq.member.background import Restarts
+from cometmq.member.background import ends_the_role
 from cometmq.member.clocks import Clocks, GuardedClock
 from cometmq.member.config import MemberConfig
 from cometmq.member.hosts import BrokerIdentity
@@ -21,6 +21,7 @@ from cometmq.member.storage.flusher import PAGE_BYTES, FlushPolicy
 from cometmq.member.storage.member_storage import BaseStorage
 from cometmq.messaging.groups import MemberTable
 from cometmq.messaging.state import BrokerState
+from cometmq.rpc.background import Restarts
 from cometmq.rpc.server import join_address
 from cometmq.v1 import common_pb2, namesrv_pb2
 
@@ -39,8 +40,9 @@ class MemberContext:
 
     @property
     def restarts(self) -> Restarts:
-        """For background work that others can do without for a while."""
-        return Restarts(self.config.broker_group, self.metrics.background_failures, self.clock)
+        """Runs background work."""
+        failures, broker_group = self.metrics.background_failures, self.config.broker_group
+        return Restarts(failures, self.clock, ends=ends_the_role, broker_group=broker_group)
 
     @property
     def internal_address(self) -> str:

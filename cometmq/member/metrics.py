@@ -26,6 +26,7 @@ from cometmq.messaging.state import BrokerState
 from cometmq.messaging.topics import is_system
 from cometmq.model import BROADCAST_PREFIX, RETRY_PREFIX
 from cometmq.replication.refusals import Refusals
+from cometmq.rpc.background import failures_of
 from cometmq.tallies import Tally, TallyByLabels, histogram
 from cometmq.telemetry import DeliveryAge
 
@@ -235,11 +236,7 @@ class MemberMetrics:
             "cometmq_halves_given_up",
             "Half messages that went to TRANS_CHECK_MAX_TIME_TOPIC: no producer has ended them.",
         )
-        self.background_failures = counter(
-            "cometmq_background_failures",
-            "How often background work met an unexpected error and began again.",
-            ["task"],
-        )
+        self.background_failures = failures_of(registry)
         self.transaction_checks = counter(
             "cometmq_transaction_checks", "Half messages that a producer was asked about."
         )

@@ -26,6 +26,7 @@ from grpc_health.v1.health import aio as health_aio  # type: ignore[import-untyp
 from cometmq.clock import SystemClock
 from cometmq.config import ServiceConfig
 from cometmq.errors import CometError, ConfigInvalid
+from cometmq.rpc.background import Restarts
 from cometmq.rpc.calls import BeforeAnswer, Calls, SilentPeers
 from cometmq.rpc.descriptors import share_of_connections
 from cometmq.rpc.gate import Gate
@@ -171,7 +172,7 @@ class RpcServer:
         except RuntimeError as error:
             raise ConfigInvalid(f"cannot listen on {self.address}: {error}") from error
         await self._server.start()
-        self._tending = asyncio.create_task(self.calls.run())
+        self._tending = asyncio.create_task(Restarts().keep("calls", self.calls.run))
         return self._port
 
     def add(

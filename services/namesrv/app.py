@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 
 from cometmq.clock import Clock, SystemClock
+from cometmq.rpc.background import Restarts, failures_of
 from cometmq.rpc.loop_lag import LoopLagMonitor
 from cometmq.rpc.metrics import RefusedCallers, RpcMetrics
 from cometmq.rpc.metrics_server import start_metrics_server
@@ -102,7 +103,11 @@ class App:
         self._stack.callback(metrics.close)
         self.metrics_address = join_address(host, metrics.port)
         tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
-        for coroutine in (self._remove_silent_members(), self._loop_lag.run()):
+        keep = Restarts(failures_of(self._registry), self._clock).keep
+        for coroutine in (
+            keep("silent members", self._remove_silent_members),
+            keep("loop lag", self._loop_lag.run),
+        ):
             self._stack.callback(tasks.create_task(coroutine).cancel)
         self._stack.push_async_callback(self._drain)
         await self._server.set_ready()

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 
 from cometmq.clock import Clock, SystemClock
+from cometmq.rpc.background import Restarts, failures_of
 from cometmq.rpc.loop_lag import LoopLagMonitor
 from cometmq.rpc.metrics import RpcMetrics
 from cometmq.rpc.metrics_server import start_metrics_server
@@ -43,6 +44,7 @@ class App:
         self._clock = clock or SystemClock()
         self.registry = new_registry("pullhold", self._clock)
         self._metrics = HoldMetrics(self.registry, self._clock)
+        self._restarts = Restarts(failures_of(self.registry), self._clock)
         self._loop_lag = LoopLagMonitor(
             self.registry, server.gate, self._clock, config.loop_stall_ms
         )
@@ -68,7 +70,8 @@ class App:
         self._directory = Directory(config.namesrv, self._clock)
         self._answers = Answers(self.holds, limits, self._clock, self._metrics)
         self._brokers = Brokers(
-            self.holds, self._answers, self._directory, policy, self._clock, self._metrics
+            *(self.holds, self._answers, self._directory, policy, self._clock, self._metrics),
+            self._restarts,
         )
         self._service = HoldService(
             self.holds, self._answers, self._brokers, self._clock, self._metrics
@@ -120,8 +123,12 @@ class App:
             self._secret,
         )
         tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
-        parts = (self._service, self._brokers, registrar, self._loop_lag)
-        for coroutine in (part.run() for part in parts):
+        for coroutine in (
+            self._restarts.keep("holds", self._service.run),
+            self._restarts.name("broker links", self._brokers.run()),
+            self._restarts.name("registration", registrar.run()),
+            self._restarts.keep("loop lag", self._loop_lag.run),
+        ):
             self._stack.callback(tasks.create_task(coroutine).cancel)
         self._stack.push_async_callback(self._drain, registrar)
         await open_server(self._server)

@@ -19,6 +19,7 @@ from cometmq.clock import Clock
 from cometmq.errors import CometError, LimitExceeded, PeerUnavailable
 from cometmq.format.record import first_store_time_ms
 from cometmq.messaging.inline_messages import InlineMessages
+from cometmq.rpc.background import Restarts
 from cometmq.rpc.retry import Backoff, BackoffPolicy
 from cometmq.rpc.secret import SharedSecret
 from cometmq.rpc.tasks import race, stop_all
@@ -333,7 +334,9 @@ class Brokers:
         policy: LinkPolicy,
         clock: Clock,
         metrics: HoldMetrics,
+        restarts: Restarts,
     ) -> None:
+        self._restarts = restarts
         unreached = ThrottledLog(_log, logging.INFO, clock)
         self._parts = (holds, answers, directory, policy, clock, metrics, unreached)
         self._links_max = policy.broker_groups_max
@@ -350,7 +353,10 @@ class Brokers:
             if len(self._links) >= self._links_max:
                 raise LimitExceeded(f"{self._links_max} broker groups are watched")
             link = self._links[broker_group] = Link(broker_group, *self._parts)
-            self._tasks[broker_group] = self._group.create_task(link.run())
+            # A fault that one broker group meets keeps no other one from being watched.
+            self._tasks[broker_group] = self._group.create_task(
+                self._restarts.keep("broker link", link.run)
+            )
             self._linked.set()
         return link
 
@@ -360,9 +366,7 @@ class Brokers:
         return sum(len(link.pulls) for link in list(self._links.values()))
 
     async def run(self) -> None:
-        """Ends the links that have nothing to do; until cancelled, or until a link fails by a fault
-        of ours.
-        """
+        """Ends the links that have nothing to do; until cancelled."""
         async with asyncio.TaskGroup() as self._group:
             while True:
                 await self._linked.wait()

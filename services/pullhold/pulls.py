@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from cometmq.clock import Clock
-from cometmq.errors import CometError
+from cometmq.errors import CometError, InternalError
 from cometmq.flight_recorder import Stage, queue_end, recorder
 from cometmq.messaging.pull import BYTES_MAX
 from cometmq.rpc.tasks import stop_all
+from cometmq.telemetry import fields, logger
 from cometmq.v1 import broker_pb2
 from services.pullhold.answers import Answers, Reply
 from services.pullhold.holds import Holds
@@ -23,6 +24,8 @@ from services.pullhold.peers import BrokerPeer
 
 # Bytes on their way from a broker. A pull counts as its queue's last answer, or as its own limit.
 COMING_BYTES_MAX = 16 * 1024 * 1024
+
+_log = logger(__name__)
 
 
 class Pulls:
@@ -122,14 +125,15 @@ class Pulls:
                 task = asyncio.create_task(self._pull(self._peer, hold))
                 self._running.add(task)
                 self._coming_bytes += size_bytes
-                task.add_done_callback(partial(self._end_pull, size_bytes))
+                task.add_done_callback(partial(self._end_pull, hold, size_bytes))
 
-    def _end_pull(self, size_bytes: int, task: asyncio.Task[None]) -> None:
+    def _end_pull(self, hold: Hold, size_bytes: int, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
         self._coming_bytes -= size_bytes
         assert self._coming_bytes >= 0, self._coming_bytes
-        if not task.cancelled():
-            task.result()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a pull failed", extra=fields(queue=hold.key), exc_info=error)
+            self._answers.failed(hold, InternalError("a pull failed; the log has the reason"))
         self._pump()
 
     async def _pull(self, peer: BrokerPeer, hold: Hold) -> None:

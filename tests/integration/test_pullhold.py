@@ -16,9 +16,13 @@ import pytest
 from cometmq import errors
 from cometmq.messaging import inline_messages
 from cometmq.messaging.inline_messages import WANTED_ARRIVALS
+from cometmq.rpc import background
 from cometmq.rpc.interceptors import from_proto
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2, hold_pb2, namesrv_pb2, namesrv_pb2_grpc
+from services.pullhold.broker_link import Link
+from services.pullhold.hold_service import HoldService
+from services.pullhold.peers import BrokerPeer
 from tests.support.cluster.broker import (
     LiveBroker,
     encoded,
@@ -610,3 +614,57 @@ async def test_many_queues_are_told_and_asked_for_in_few_messages(tmp_path: Path
 
         await until_async(asked_again)
         assert pullhold.direct + pullhold.pulls == 1
+
+
+# --- faults of ours -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("part", "task"), [(Link, "broker link"), (HoldService, "holds")])
+async def test_a_failure_of_background_work_ends_no_pullhold(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    part: Any,
+    task: str,
+) -> None:
+    """The work begins again, and holds are answered."""
+    run, begun = part.run, list[int]()
+
+    async def fails_first(of: Any) -> None:
+        begun.append(len(begun))
+        assert len(begun) > 1, "a fault"
+        await run(of)
+
+    monkeypatch.setattr(background, "AGAIN_S_MIN", 0.001)
+    monkeypatch.setattr(part, "run", fails_first)
+    async with cluster(tmp_path) as (broker, pullhold):
+        lane = await parked(pullhold, ("t", 0, 0))
+        await lane.hold(2, "t", 1, 0, hold_ms=50)
+        await broker.send("t", 0, b"x")
+        answers = [await lane.answer() for _ in range(2)]
+        assert {answer.hold_id for answer in answers} == {1, 2}
+        metric = "cometmq_background_failures_total"
+        assert pullhold.metric(metric, task=task) == 1
+    [told] = [one for one in caplog.records if "begins again" in one.getMessage()]
+    assert vars(told)["fields"]["task"] == task
+
+
+async def test_a_pull_that_fails_is_answered_and_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pull, pulled = BrokerPeer.pull, list[int]()
+
+    async def fails_first(peer: BrokerPeer, request: pb.PullRequest) -> pb.PullResponse:
+        pulled.append(len(pulled))
+        assert len(pulled) > 1, "a fault"
+        return await pull(peer, request)
+
+    monkeypatch.setattr(BrokerPeer, "pull", fails_first)
+    async with cluster(tmp_path, pulls_per_broker_max=1) as (broker, pullhold):
+        lane = await parked(pullhold, ("t", 0, 0), ("t", 1, 0))
+        await broker.send("t", 0, LARGE)
+        await broker.send("t", 1, LARGE)
+        first, second = [await lane.answer() for _ in range(2)]
+        assert isinstance(from_proto(first.error), errors.InternalError)
+        assert second.response.pull.status == FOUND
+    assert "a pull failed" in caplog.text

@@ -26,6 +26,7 @@ from cometmq.errors import CometError, InternalError, PositionFenced, Retry
 from cometmq.model import BUSY_COUNT, Filter, Position, QueueRef
 from cometmq.rpc.retry import Backoff, BackoffPolicy
 from cometmq.telemetry import fields, logger
+from cometmq.turns import Turns
 from cometmq.v1 import broker_pb2, common_pb2
 
 _OUTCOMES = {
@@ -154,6 +155,8 @@ class Fetcher:
         self._wanted = wanted
         self._options = options
         self._failures = Backoff(backoff_policy(options), random.Random())
+        self._moves = Turns("reading a queue that goes on elsewhere each time")
+        self._read_to: Position | None = None  # by the last answer that was no move
         first_s = options.poll_backoff_ms / 1000
         self._polls = BackoffPolicy(first_s, max(first_s, options.poll_backoff_max_ms / 1000))
         self._empty_polls = 0
@@ -302,6 +305,10 @@ class Fetcher:
 
     def _moved_on(self, batch: PullBatch) -> PullBatch:
         self._empty_polls = 0
+        if batch.outcome is PullOutcome.OFFSET_MOVED:
+            self._moves.next(self._read_to)
+        else:
+            self._read_to = batch.next_position
         self._parked = self._parked and _drained(batch)
         self.position = batch.next_position
         return batch

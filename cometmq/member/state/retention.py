@@ -39,6 +39,7 @@ from cometmq.store.retention import (
     refuses,
 )
 from cometmq.telemetry import fields
+from cometmq.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -188,8 +189,9 @@ class Retention:
         """Remove all that is expired, whatever the hour, and what is left of queues behind the log.
         Raises StoreFailed.
         """
-        total = Removed()
+        total, turns = Removed(), Turns("removal of expired log files")
         while True:
+            turns.next(self._store.min_offset)
             verdict, removed = await self.look(commanded=True)
             total.add(removed)
             if not verdict.remove:

@@ -185,6 +185,8 @@ def _units(queue: ConsumeQueue, first: int) -> Iterator[tuple[int, int, int]]:
     at = first * UNIT_BYTES
     while (segment := queue.segments.find(at)) is not None:
         units = segment.pread(at, min(UNITS_READ * UNIT_BYTES, segment.end - at))
+        if not units:  # the file has become shorter meanwhile
+            return
         yield from queueunit.iterate(units)
         at += len(units)
 

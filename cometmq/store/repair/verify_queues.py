@@ -97,7 +97,10 @@ class QueueCheck:
             if segment is None:
                 break
             left = count * UNIT_BYTES - len(found)
-            found += segment.pread(at, min(left, segment.end - at))
+            units = segment.pread(at, min(left, segment.end - at))
+            if not units:  # the file has become shorter meanwhile
+                break
+            found += units
         return found
 
     def finish(self, log_start: int, log_end: int) -> None:

@@ -18,6 +18,7 @@ from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging.timers import Timer
 from cometmq.model import Position
+from cometmq.turns import Turns
 from services.broker.delay.timer_slots import TimerSlots
 from services.broker.delay.timers import TimerService
 from services.broker.delay.tombstones import Sought, TombstoneSearch
@@ -99,8 +100,9 @@ class RecallService:
         Raises what appending raises, LimitExceeded.
         """
         found = await self._find_all(handles)
-        # While others were read some were delivered, or stored again: they are looked for again.
+        turns = Turns("recalls of messages that were delivered or stored again meanwhile")
         while stale := [number for number, one in enumerate(found) if self._is_stale(one)]:
+            turns.next()
             again = await self._find_all([handles[number] for number in stale])
             for number, one in zip(stale, again, strict=True):
                 found[number] = one

@@ -25,6 +25,7 @@ from cometmq.messaging.delay import LevelProgress, Now
 from cometmq.model import QueueKey
 from cometmq.store.log.commitlog import Span
 from cometmq.telemetry import fields
+from cometmq.turns import Turns
 from services.broker.delay.believed_time import BelievedTime
 from services.broker.delay.delivery import EACH_COUNT_MAX, Delivery
 
@@ -64,11 +65,14 @@ class ScheduleService:
     async def run(self) -> None:
         """Deliver until cancelled. StoreFailed."""
         moved = asyncio.Event()
+        turns = Turns("delivery of delayed messages")
         with self._storage.moved.subscribed(moved):
             while True:
                 moved.clear()
                 try:
                     wait_s = await self.deliver_due()
+                    if wait_s == 0:
+                        turns.next([level.offset for _, level in self.progress])
                 except (Shortage, BrokerDraining, StoreDamaged) as error:
                     log.warning("delayed messages wait", extra=fields(reason=str(error)))
                     await asyncio.sleep(RETRY_S)
@@ -157,7 +161,9 @@ class ScheduleService:
         for level, queue in self._queues():
             stop = self._storage.store.queue_offset_at(*queue, log_offset)
             is_more = level.offset < stop
+            turns = Turns("moving of delayed messages")
             while is_more:
+                turns.next(level.offset)
                 async with self._one_at_a_time:
                     is_more = await self._move_some(level, queue, stop)
                 await asyncio.sleep(REST_S)

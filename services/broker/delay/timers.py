@@ -14,6 +14,7 @@ from typing import TypeVar
 from cometmq.clock import Clock
 from cometmq.errors import (
     BrokerDraining,
+    InternalError,
     MessageNotFound,
     PropertiesTooLarge,
     Shortage,
@@ -46,6 +47,7 @@ from cometmq.store.timers.entries import (
 )
 from cometmq.store.timers.index import Job, JobDone
 from cometmq.telemetry import fields
+from cometmq.turns import Turns
 from services.broker.delay.believed_time import BelievedTime
 from services.broker.delay.delivery import Delivery
 
@@ -65,6 +67,7 @@ LATE_MAX = 100_000
 ROLL_LOOK_S = 10.0  # so often it is looked whether messages have to be stored again
 # A message is stored again when so much of the time has gone for which the log is kept.
 ROLL_SHARE = 2 / 3
+LOADS_MAX = 3  # of a damaged index, before the loader waits
 
 
 class TimerService:
@@ -105,17 +108,20 @@ class TimerService:
     async def run(self) -> None:
         """Deliver until cancelled. StoreFailed."""
         moved = asyncio.Event()
+        turns = Turns("delivery of timers")
         with self._storage.moved.subscribed(moved):
             async with asyncio.TaskGroup() as tasks:
                 while True:
                     moved.clear()
                     try:
                         wait_s = await self.turn()
+                        if wait_s == 0:
+                            turns.next(self._place)
                     except (Shortage, BrokerDraining) as error:
                         log.warning("timers wait", extra=fields(reason=str(error)))
                         await asyncio.sleep(RETRY_S)
                         continue
-                    except StoreDamaged as error:
+                    except (StoreDamaged, InternalError) as error:
                         # It may be the queue that is damaged, and the next index meets it again.
                         self._forget_index(error)
                         await asyncio.sleep(RETRY_S)
@@ -149,6 +155,12 @@ class TimerService:
             dues_ms = [next_ms for next_ms in nexts_ms if next_ms is not None]
             return max(1, min(dues_ms) - now_ms) / 1000 if dues_ms else None
 
+    @property
+    def _place(self) -> tuple[object, ...]:
+        """How far deliveries, arrivals and messages that are stored again are."""
+        table = self.table
+        return table.watermark, table.rolled, table.read, len(table.late), self.index.after
+
     async def _deliver_due(self, now_ms: int) -> bool:
         """False: nothing was due."""
         late = self.table.late.due(now_ms, self._delivery.turn_count)
@@ -169,9 +181,13 @@ class TimerService:
     # --- the index --------------------------------------------------------------------------------
 
     async def _load_if_needed(self) -> None:
-        """Again, when a file turns out to be damaged meanwhile."""
-        while not self._is_loaded:
+        """Again, when a file turns out to be damaged meanwhile. StoreDamaged: a new one is, too."""
+        for _ in range(LOADS_MAX):
+            if self._is_loaded:
+                return
             await self._load()
+        if not self._is_loaded:
+            raise StoreDamaged(f"the timer index was damaged {LOADS_MAX} times while it was made")
 
     async def _load(self) -> None:
         """Let the index have all that waits of what was read of the queue before."""
@@ -202,7 +218,7 @@ class TimerService:
             seconds = round(self._clock.monotonic_s() - begun_s, 3)
             log.info("timers loaded", extra=fields(waiting=len(self.index), seconds=seconds))
 
-    def _forget_index(self, error: StoreDamaged) -> None:
+    def _forget_index(self, error: StoreDamaged | InternalError) -> None:
         """Let the next turn make it again. A turn under way goes on with it."""
         log.error("the timer index is damaged and made again", extra=fields(reason=str(error)))
         self._is_loaded = self._trusts_files = False
@@ -272,7 +288,9 @@ class TimerService:
     async def take_all_arrivals(self) -> None:
         """Look at all messages that consumers may see by now. StoreDamaged: the index is."""
         _, end, _ = self._storage.bounds(TIMER_QUEUE)
+        turns = Turns("reading the queue of timers")
         while not self._is_loaded or (self.table.read < end and self._has_late_room()):
+            turns.next(self.table.read)
             async with self._one_at_a_time:
                 await self._load_if_needed()
                 await self._take_arrivals()
@@ -470,7 +488,9 @@ class TimerService:
         """
         stop = self._storage.store.queue_offset_at(*TIMER_QUEUE, log_offset)
         is_more = self.table.rolled < stop
+        turns = Turns("storing timers again")
         while is_more:
+            turns.next(self._place)
             async with self._one_at_a_time:
                 is_more = await self._roll_some(stop)
             await asyncio.sleep(REST_S)

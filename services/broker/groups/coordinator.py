@@ -43,6 +43,7 @@ from cometmq.model import (
 )
 from cometmq.rpc.shares import Buckets
 from cometmq.telemetry import fields, logger
+from cometmq.turns import Turns
 from services.broker.groups.membership import NOWHERE, Groups, MemberStream, Origin
 
 BROADCASTERS_MAX = 10_000
@@ -116,8 +117,10 @@ class GroupCoordinator(GroupReads):
             return
         # Members that start together want the same group, and it counts as one.
         creating = self._creating.setdefault(name, asyncio.Lock())
+        turns = Turns("creation of a group that is deleted meanwhile")
         async with creating:
             while not self.is_there(name):
+                turns.next()
                 await self._create_group(name, address, mode)
 
     async def _create_group(self, name: str, address: str, mode: ConsumeMode) -> None:

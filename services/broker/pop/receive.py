@@ -24,6 +24,7 @@ from cometmq.messaging.pull import PullStatus
 from cometmq.model import RETRY_PREFIX, Position, QueueKey
 from cometmq.store.queries import Boundary
 from cometmq.telemetry import fields, logger
+from cometmq.turns import Turns
 from services.broker.groups.resets import Bound, ResetTarget
 from services.broker.pop.groups import PopGroups, Turn
 
@@ -419,14 +420,13 @@ class ReceiveService:
 
     async def _again(self, call: _Call, key: QueueKey, queue: QueueLeases) -> None:
         """Messages whose time was over."""
-        before: tuple[int, int, int, int] | None = None
+        turns = Turns("delivery of messages that come again")
         # Nothing leaves the leases of a queue that the group was reset in.
         while not call.is_full and self._groups.pops.find(call.ask.group, key) is queue:
             part = acking.next_part(queue, call.now_ms, call.left)
             if part is None:
                 return
-            assert part != before, "each turn of the loop takes messages out of their lease"
-            before = part
+            turns.next(part)
             number, first, mask, _ = part
             offsets = list(offsets_of(mask, first))
             if not await self._deliver_again(call, key, queue, number, offsets):
@@ -605,7 +605,9 @@ class ReceiveService:
     async def _learn(self, turn: Turn, key: QueueKey, queue: QueueLeases) -> None:
         """The keys of messages that an earlier writer delivered."""
         missing = turn.keys.missing(queue)
+        turns = Turns("reading the keys of received messages")
         while missing:
+            turns.next(len(missing))
             found = await read_offsets(
                 self._storage, key, missing, _ORDERED_BYTES, with_hidden=True
             )

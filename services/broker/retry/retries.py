@@ -25,6 +25,7 @@ from cometmq.messaging.groups import GroupSettings, MemberTable
 from cometmq.messaging.retry import NO_WAIT, Attempt, Wait
 from cometmq.model import DLQ_PREFIX, PROPERTIES_BYTES_MAX, RETRY_PREFIX, Position
 from cometmq.store.log.commitlog import Span
+from cometmq.turns import Turns
 
 ITEMS_MAX = 1_024
 SLICE_MAX = 256  # appended at once, so that a producer hardly waits for it
@@ -169,7 +170,9 @@ class RetryService:
         wanted += [retry_topic] if delayed_ones else []
         wanted += [dlq_topic] if NO_WAIT in waits else []
         create = self._keeper.create_system_topic
+        turns = Turns("creation of topics for another try")
         while not all(map(self._keeper.has_topic, wanted)):
+            turns.next()
             self._keeper.group(name)
             if True in delayed_ones:
                 await create(SCHEDULE_TOPIC, delayed.level_count())

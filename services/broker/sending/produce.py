@@ -36,6 +36,7 @@ from cometmq.native import crc32
 from cometmq.replication.watermarks import REPLICATED, DurabilityClass, union
 from cometmq.rpc.shares import Buckets
 from cometmq.store.writer import Appended
+from cometmq.turns import Turns
 from services.broker.delay.timer_slots import TimerSlots
 from services.broker.sending.stored_batch import stored_batch
 
@@ -180,10 +181,12 @@ class ProduceHandler:
         stored again. Creates missing topics where that is allowed. ``client_id``: the client
         that it counts against, at the sender's address.
         """
+        turns = Turns("creation of what a batch needs")
         while True:
             try:
                 return self.append(records, claims, born_host, checksum, client_id=client_id)
             except (TopicNotFound, SystemTopicMissing) as missing:
+                turns.next()
                 await self.create_missing(missing, claims, born_host)
 
     async def create_missing(

@@ -19,6 +19,7 @@ from cometmq.model import SendStatus
 from cometmq.replication.watermarks import union
 from cometmq.store.base import BaseStore
 from cometmq.store.writer import Appended
+from cometmq.turns import Turns
 from cometmq.v1 import broker_pb2
 from services.broker.sending.produce import Accepted, ProduceHandler, SystemTopicMissing
 from services.broker.sending.stored_batch import is_same
@@ -92,6 +93,7 @@ class SendCalls:
         """
         self._encoder.check_count(len(messages))
         _check_ids(messages)
+        turns = Turns("creation of what messages need")
         while True:
             # Looked up each time: others may have sent them while a topic was created.
             known = self._known(messages, born_host) if self._produce.dedup else {}
@@ -102,6 +104,7 @@ class SendCalls:
                 return await self._answer(call, batch, self._append(call, batch))
             except (TopicNotFound, SystemTopicMissing) as missing:
                 assert batch is not None
+                turns.next()
                 try:
                     await self._produce.create_missing(missing, batch.claims, born_host)
                 except CometError as error:

@@ -13,6 +13,7 @@ from cometmq.member.read.records import read_each, slices
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.store.log.commitlog import Span
 from cometmq.telemetry import fields, logger
+from cometmq.turns import Turns
 from services.broker.transactions.half_closer import HalfCloser, Made
 
 log = logger(__name__)
@@ -72,5 +73,7 @@ class GivingUp:
 
     async def leave(self, log_offset: int) -> None:
         """The log before this place is about to go: what is open there is given up first."""
+        turns = Turns("giving up of half messages")
         while offsets := self._table.below(log_offset, SLICE_MAX):
+            turns.next(offsets)
             await self.give_up(offsets, "the log is cleaned")

@@ -4,7 +4,8 @@ import pytest
 
 from cometmq.admin.connection import Connection
 from cometmq.admin.topic_reader import TopicReader, open_reader
-from cometmq.errors import QueueNotFound
+from cometmq.errors import InternalError, QueueNotFound
+from cometmq.v1 import common_pb2
 
 from .conftest import FakeCluster
 
@@ -92,3 +93,20 @@ async def test_a_queue_that_is_not_there(
 ) -> None:
     with pytest.raises(QueueNotFound, match="that can be read"):
         await open_reader(connection, "T", broker_group=broker_group, queue_id=queue_id)
+
+
+async def test_a_broker_that_moves_a_reader_for_ever_ends_the_reading(
+    connection: Connection, filled: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = await open_reader(connection, "T", broker_group="g2", queue_id=1)
+    moves = 0
+
+    async def fenced(_reader: TopicReader, cursor: object) -> None:
+        nonlocal moves
+        moves += 1
+        assert moves < 1_000
+        cursor.position = common_pb2.Position(generation=moves)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(TopicReader, "_pull_once", fenced)
+    with pytest.raises(InternalError, match="reading T"):
+        await reader.read()

@@ -6,45 +6,15 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter
 
 from cometmq.errors import StoreFailed
-from cometmq.member import background
-from cometmq.member.background import Restarts, ends_the_role
+from cometmq.member.background import ends_the_role
 from cometmq.member.lease.lease_holder import Deposed
 from cometmq.member.state.retention import Retention
+from cometmq.rpc import background
+from cometmq.rpc.background import Restarts
 from tests.support.cluster.broker import running_broker
-from tests.support.stores.small_stores import WallClock
 from tests.support.waiting import until
-
-
-def restarts(registry: CollectorRegistry, clock: WallClock) -> Restarts:
-    return Restarts("g1", Counter("failures", "-", ["task"], registry=registry), clock)
-
-
-async def test_work_begins_again_with_a_growing_pause_and_names_itself(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    clock, registry, pauses_s = WallClock(), CollectorRegistry(), list[float]()
-    runs_s = iter([0, 0, 0, 0, 0, 0, 0, 61, 0])
-
-    async def sleep(seconds: float) -> None:
-        pauses_s.append(seconds)
-
-    async def work() -> None:
-        try:
-            clock.now_ms += 1_000 * next(runs_s)
-        except StopIteration:
-            return
-        raise AssertionError("a fault")
-
-    monkeypatch.setattr(asyncio, "sleep", sleep)
-    await restarts(registry, clock).keep("retention", work)
-    assert pauses_s == [1, 2, 4, 8, 16, 32, 60, 1, 2]
-    assert registry.get_sample_value("failures_total", {"task": "retention"}) == 9
-    told = vars(caplog.records[0])
-    assert told["fields"] == {"task": "retention", "broker_group": "g1", "again_s": 1}
-    assert "a fault" in caplog.text
 
 
 @pytest.mark.parametrize("error", [StoreFailed("disk"), Deposed("other")])
@@ -57,7 +27,7 @@ async def test_what_ends_the_role_ends_the_work(error: Exception) -> None:
         raise error
 
     with pytest.raises(ExceptionGroup) as caught:
-        await restarts(CollectorRegistry(), WallClock()).keep("levels", work)
+        await Restarts(ends=ends_the_role).keep("levels", work)
     assert ends_the_role(caught.value)
 
 

@@ -17,6 +17,7 @@ from cometmq.format import timers
 from cometmq.format.timers import TIMER_QUEUE, TimerForm
 from cometmq.messaging.timers import Timer
 from cometmq.store.timers import index
+from cometmq.turns import TURNS_MAX
 from services.broker.delay import timers as service
 from services.broker.sending.produce import Claim
 from tests.support.cluster.broker import encoded
@@ -157,6 +158,42 @@ async def test_damage_that_is_met_again_is_no_hot_loop(tmp_path: Path) -> None:
         ):
             await s.timers.run()
         assert pauses_s == [service.RETRY_S] * 3
+
+
+async def test_turns_that_change_nothing_are_no_hot_loop(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with scene(tmp_path) as s:
+        pauses_s: list[float] = []
+
+        async def pause(delay_s: float) -> None:
+            pauses_s.append(delay_s)
+            if delay_s == service.RETRY_S:
+                raise asyncio.CancelledError
+            assert len(pauses_s) <= 2 * TURNS_MAX
+
+        with (
+            mock.patch.object(s.timers, "turn", return_value=0.0),
+            mock.patch("services.broker.delay.timers.asyncio.sleep", pause),
+            pytest.raises(asyncio.CancelledError),
+        ):
+            await s.timers.run()
+        assert "a loop does not get on" in caplog.text
+
+
+async def test_an_index_that_is_damaged_whenever_it_is_made_is_waited_for(tmp_path: Path) -> None:
+    async with scene(tmp_path) as s:
+        await s.send(1_000)
+        with (
+            mock.patch.object(s.timers, "_load") as load,
+            pytest.raises(StoreDamaged, match="damaged 3 times"),
+        ):
+            await s.timers.turn()
+        assert load.call_count == service.LOADS_MAX == 3
+        s.clock.now_ms += 1_000
+        await s.timers.turn()
+        await s.member.on_disk()
+        assert s.delivered == 1
 
 
 # --- a clock that was ahead -----------------------------------------------------------------------
