@@ -654,10 +654,10 @@ async def test_a_pull_that_fails_is_answered_and_others_go_on(
 ) -> None:
     pull, pulled = BrokerPeer.pull, list[int]()
 
-    async def fails_first(peer: BrokerPeer, request: pb.PullRequest) -> pb.PullResponse:
+    async def fails_first(peer: BrokerPeer, *call: Any) -> pb.PullResponse:
         pulled.append(len(pulled))
         assert len(pulled) > 1, "a fault"
-        return await pull(peer, request)
+        return await pull(peer, *call)
 
     monkeypatch.setattr(BrokerPeer, "pull", fails_first)
     async with cluster(tmp_path, pulls_per_broker_max=1) as (broker, pullhold):
