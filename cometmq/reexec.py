@@ -52,6 +52,7 @@ class RoleChange:
     elections: Mapping[str, int] = field(default_factory=dict)  # by reason, since the process began
     # What is known of other clocks: offset, error and when, as ``clock_comparison.Reading`` has it.
     clocks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    unplanned_ms: int = 0  # when this process last began without a plan; 0: it never did
 
     def encode(self) -> str:
         return json.dumps(asdict(self))

@@ -39,6 +39,7 @@ from cometmq.member.pod.reporter import PodReporter, open_reporter
 from cometmq.member.recovery import RecoveryGauges, RecoveryProgress, RecoveryStopped
 from cometmq.member.registration import Registrar
 from cometmq.member.rpc.servicers import Servicers
+from cometmq.member.unplanned_start import UnplannedStart
 from cometmq.reexec import RoleChange
 from cometmq.rpc.loop_lag import LoopLagMonitor
 from cometmq.rpc.metrics import RefusedCallers, RpcMetrics
@@ -115,6 +116,7 @@ class MemberApp(ABC):
             self._registry, ports.gate, self._clock, config.loop_stall_ms
         )
         self._elections = Elections(self._registry, before)
+        self._unplanned = UnplannedStart(self._registry, before, self._clock)
         self._clocks = Clocks(self._clock, config.clock_skew_s_max, before)
         self._registry.register(self._clocks)
         self._reporter: PodReporter | None = None  # in a pod, from the start on
@@ -227,6 +229,7 @@ class MemberApp(ABC):
             heard_s=heard_s,
             elections=counts,
             clocks=self._clocks.readings,
+            unplanned_ms=self._unplanned.time_ms,
         )
         self._change = change.after(self._before, self._clock.boottime_s())
         log.info("role ends", extra=fields(next=module, reason=reason))
@@ -246,6 +249,7 @@ class MemberApp(ABC):
     async def _start(self) -> None:
         self._serve_metrics()  # long before the rest: a recovery may take minutes
         self._report()
+        self._unplanned.look(self._config.store_path)
         identity = await self._identity()
         context = MemberContext(
             self._config,

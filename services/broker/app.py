@@ -25,6 +25,7 @@ from cometmq.member.rpc import convert
 from cometmq.member.rpc.servicers import Servicers
 from cometmq.member.state.keeper import StateDemands
 from cometmq.member.state.opening import Opened, open_writer
+from cometmq.member.unplanned_start import NOT_HOLDER
 from cometmq.messaging.topics import AUTO_CREATE_TOPIC
 from cometmq.model import TopicConfig
 from cometmq.replication.lease import LeaseRecord, Reason
@@ -124,7 +125,7 @@ class App(MemberApp):
             record = reading.record
             if record and not record.released and record.holder_id == self._config.member_id:
                 return reading
-            self.become(FOLLOWER_MODULE, "not-holder")
+            self.become(FOLLOWER_MODULE, NOT_HOLDER)
             return None
         return None
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 import yaml
 
 from cometmq.member.app import OFFSET_EXPORT
@@ -16,6 +17,7 @@ from tests.support.kube.dashboards import DASHBOARDS, ROOT, RULES, load, panels,
 from tests.support.kube.promql import selectors
 
 PLAYED = Path(__file__).with_name("rules_test.yaml")
+PLAYED_AT_15S = Path(__file__).with_name("rules_at_15s_test.yaml")
 RUNBOOKS = (ROOT / "docs/runbooks.md").read_text(encoding="utf-8")
 
 EVERY = rules()
@@ -27,8 +29,9 @@ def test_promtool_reads_the_rules() -> None:
     assert f"SUCCESS: {len(EVERY)} rules found" in done.stdout
 
 
-def test_promtool_plays_the_rules() -> None:
-    done = promtool("test", "rules", PLAYED)
+@pytest.mark.parametrize("played", [PLAYED, PLAYED_AT_15S], ids=lambda path: path.stem)
+def test_promtool_plays_the_rules(played: Path) -> None:
+    done = promtool("test", "rules", played)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -44,7 +47,7 @@ def test_a_rule_is_played_firing_and_not_firing() -> None:
 def test_a_rule_says_what_people_need() -> None:
     for rule in EVERY:
         assert rule["labels"]["severity"] in {"critical", "warning"}, rule
-        assert re.fullmatch(r"\d+m", rule["for"]), rule
+        assert re.fullmatch(r"\d+[ms]", rule["for"]), rule
         assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}, rule
         assert "{{" in rule["annotations"]["summary"], f"whose it is: {rule}"
         assert selectors(rule["expr"]), rule

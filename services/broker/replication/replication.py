@@ -14,6 +14,7 @@ from cometmq.member.context import MemberContext
 from cometmq.member.lease.lease_holder import Deposed, LeaseHolder
 from cometmq.member.pod.events import UNRECORDED
 from cometmq.member.read.throttle import CatchUpThrottle
+from cometmq.member.unplanned_start import EPOCH
 from cometmq.model import EPOCH_LEAP_MAX
 from cometmq.telemetry import ThrottledLog, fields
 from services.broker.replication.handover import HandOver
@@ -90,7 +91,7 @@ class Replication:
             log.error("a name server reports an impossible epoch", extra=fields(error=error))
         elif await holder.pass_over(error.epoch):
             log.warning("begins again above the epoch of a name server", extra=fields(error=error))
-            self._ended("epoch")
+            self._ended(EPOCH)
         elif not self._storage.authority.may_acknowledge():
             raise Deposed(str(error))
 

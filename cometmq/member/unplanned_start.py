@@ -1,0 +1,63 @@
+"""When a member last began without a plan: a metric. A planned restart closes the store, and an
+ordered change of role has its reason; what is left are crashes, and roles that were lost.
+
+The time survives changes of role, which replace the process (:mod:`cometmq.reexec`): a member that
+crashed takes its role back within a second, before anybody has read its metrics.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from cometmq.clock import Clock
+from cometmq.member.lease.lease_holder import DEPOSED
+from cometmq.reexec import RoleChange
+from cometmq.replication.lease import Reason
+from cometmq.store.layout import ABORT
+
+# Changes of role that nobody ordered. What follows from one (a log that is cut) is no other.
+EPOCH, NOT_HOLDER = "epoch", "not-holder"
+UNPLANNED = frozenset(
+    {
+        DEPOSED,
+        EPOCH,
+        NOT_HOLDER,
+        *(reason.value for reason in (Reason.FAILOVER, Reason.UNCLEAN, Reason.RECREATED)),
+    }
+)
+
+
+class UnplannedStart:
+    """``before``: what the process in whose place this one came had to say."""
+
+    def __init__(
+        self, registry: CollectorRegistry, before: RoleChange | None, clock: Clock
+    ) -> None:
+        self._registry = registry
+        self._started_ms = clock.wall_ms()
+        self._gauge: Gauge | None = None
+        self.time_ms = 0  # of the last one in this process, also of its programs before; 0: none
+        if before is not None:
+            self._note(self._started_ms if before.reason in UNPLANNED else before.unplanned_ms)
+
+    def look(self, store_path: Path) -> None:
+        """Call it before the store is opened: did the process before close it? A recovery that is
+        killed again and again is seen, too.
+        """
+        if (store_path / ABORT).exists():
+            self._note(self._started_ms)
+
+    def _note(self, time_ms: int) -> None:
+        if not time_ms:
+            return
+        self.time_ms = time_ms
+        if self._gauge is None:
+            self._gauge = Gauge(
+                "cometmq_unplanned_start_time_seconds",
+                "When this process last began after a crash, or after a change of role that "
+                "nobody ordered, Unix time.",
+                registry=self._registry,
+            )
+        self._gauge.set(time_ms / 1000)
