@@ -42,6 +42,7 @@ async def describe(connection: Connection) -> list[BrokerMemberView]:
                 log_flushed_offset=member.log_flushed_offset,
                 behind_bytes=None if end is None or own is None else max(0, end - own),
                 refusal=member.refusal,
+                clock_skew_ms=member.clock_skew_ms,
             )
         )
     return views

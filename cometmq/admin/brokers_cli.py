@@ -23,7 +23,7 @@ def broker_group() -> None:
     """Members of broker groups: roles, logs, hand-over, election."""
 
 
-@cluster_command(broker_group, "status")
+@cluster_command(broker_group, "status", has_more=True)
 async def broker_status(connection: Connection) -> list[BrokerMemberView]:
     """Show role, log and lag of every member.
 

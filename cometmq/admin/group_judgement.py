@@ -87,6 +87,7 @@ def view_of(observed: GroupObservation) -> GroupStatusView:
         missing=observed.missing,
         silent=[number for number in members if number not in observed.statuses],
         troubles=[f"member {number} {problem}" for number, problem in problems],
+        clock_skew_ms_max=_skew_max(observed),
         advice=advice,
     )
     if lease is not None:
@@ -106,6 +107,12 @@ def view_of(observed: GroupObservation) -> GroupStatusView:
         electable=list(writer_status.electable),
         min_in_sync=writer_status.min_in_sync,
     )
+
+
+def _skew_max(observed: GroupObservation) -> int | None:
+    """How far the clock is ahead that differs most; None: no member knows."""
+    known = [s.clock_skew_ms for s in observed.statuses.values() if s.HasField("clock_skew_ms")]
+    return max(known, key=abs, default=None)
 
 
 def _numbers(replica_ids: Iterable[member_pb2.ReplicaId]) -> list[int]:

@@ -102,7 +102,13 @@ def _view_of(
         log_appended_offset=observed.log_appended_offset if observed else None,
         log_flushed_offset=observed.log_flushed_offset if observed else None,
         refusal=observed.refusal if observed else None,
+        clock_skew_ms=_skew_of(observed),
     )
+
+
+def _skew_of(answer: broker_pb2.DescribeBrokerResponse | None) -> int | None:
+    known = answer is not None and answer.HasField("clock_skew_ms")
+    return answer.clock_skew_ms if answer is not None and known else None
 
 
 async def describe_broker(

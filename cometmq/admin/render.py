@@ -39,6 +39,7 @@ def show(result: Any, form: str) -> None:
         views.MessageView: _show_messages,
         views.GroupMemberView: partial(_show_members, wide=form == WIDE),
         views.GroupStatusView: _show_groups,
+        views.BrokerMemberView: partial(_show_broker_members, wide=form == WIDE),
         views.ClientDescriptionView: partial(_show_each, partial(_show_client, wide=form == WIDE)),
         views.ClientStacksView: partial(_show_each, _show_stacks),
     }
@@ -177,6 +178,15 @@ def _show_groups(groups: Sequence[views.GroupStatusView]) -> None:
         print(f"{_printable(group.broker_group)}: {leads}")
         for line in (*group.troubles, *filter(None, [group.advice])):
             print(f"    {_printable(line)}")
+
+
+def _show_broker_members(members: Sequence[views.BrokerMemberView], *, wide: bool) -> None:
+    """A table that fits into 120 columns, and why members have no room."""
+    _print_table(members, wide=wide)
+    for member in members:
+        if member.refusal:
+            who = f"member {member.member_id} of {member.broker_group}"
+            print(_printable(f"{who} has no room for sends: {member.refusal}"))
 
 
 def _show_each(show_one: Callable[[Any], None], found: Sequence[object]) -> None:
@@ -480,8 +490,14 @@ def _role(member: views.MemberView | views.BrokerMemberView) -> str:
     return f"{member.role} ({member.error or 'does not answer'})"
 
 
+def _skew(ahead_ms: int | None) -> str:
+    """How far a clock is ahead of what most show."""
+    return "" if ahead_ms is None else f"{ahead_ms / 1000:+,.1f} s"
+
+
 # Columns that a table has with --wide only.
 _WIDE_ONLY: dict[type, tuple[str, ...]] = {
+    views.BrokerMemberView: ("address", "log begins"),
     views.ClientView: ("agent",),
     views.GroupMemberView: ("address",),
     views.ClientQueueView: ("bytes",),
@@ -522,10 +538,11 @@ _COLUMNS: dict[type, tuple[Column, ...]] = {
         ("epoch", lambda v: v.epoch),
         ("address", lambda v: v.address),
         ("log begins", lambda v: v.log_min_offset),
-        ("ends", lambda v: v.log_appended_offset),
+        ("log end", lambda v: v.log_appended_offset),
         ("on disk", lambda v: v.log_flushed_offset),
         ("behind", lambda v: v.behind_bytes),
-        ("refuses sends", lambda v: v.refusal or ""),
+        ("clock", lambda v: _skew(v.clock_skew_ms)),
+        ("room", lambda v: None if v.refusal is None else not v.refusal),
     ),
     views.GroupStatusView: (
         ("group", lambda v: v.broker_group),
@@ -536,6 +553,7 @@ _COLUMNS: dict[type, tuple[Column, ...]] = {
         ("electable", lambda v: _numbers(v.electable)),
         ("members", lambda v: _numbers(v.members)),
         ("behind", lambda v: v.behind_bytes_max),
+        ("clock", lambda v: _skew(v.clock_skew_ms_max)),
     ),
     views.ElectedView: (
         ("broker group", lambda v: v.broker_group),

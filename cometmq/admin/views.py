@@ -32,6 +32,7 @@ class MemberView:
     log_appended_offset: int | None = None
     log_flushed_offset: int | None = None
     refusal: str | None = None  # why sends are refused for want of room; empty: they are not
+    clock_skew_ms: int | None = None  # ahead of what most clocks show; None too: it knows no other
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class BrokerMemberView:
     log_flushed_offset: int | None
     behind_bytes: int | None  # of the writer's log
     refusal: str | None  # why sends are refused for want of room; empty: they are not
+    clock_skew_ms: int | None  # ahead of what most clocks show; None too: it knows no other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,7 @@ class GroupStatusView:
     silent: list[int]  # that are registered and do not answer, or refuse
     troubles: list[str]  # what is amiss with which member
     behind_bytes_max: int | None = None  # of the follower that is furthest behind
+    clock_skew_ms_max: int | None = None  # of the member that is furthest from most clocks
     advice: str  # what to do; empty: nothing
 
 

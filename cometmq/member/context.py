@@ -91,6 +91,7 @@ class MemberCore:
         assert copy == (write_snapshot is None), "only a writer appends to its log"
         config, clock = context.config, context.clock
         self.identity = context.identity
+        self.clocks = context.clocks
         self.started_ms = clock.wall_ms()
         self.storage = storage
         self.state = state

@@ -5980,6 +5980,7 @@ class DescribeBrokerResponse(_message.Message):
     LOG_FLUSHED_OFFSET_FIELD_NUMBER: _builtins.int
     STARTED_MS_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
+    CLOCK_SKEW_MS_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     """Cluster name."""
     broker_group: _builtins.str
@@ -6000,6 +6001,8 @@ class DescribeBrokerResponse(_message.Message):
     """When the process started."""
     refusal: _builtins.str
     """Why sends are refused for want of room, for a person; empty: they are not."""
+    clock_skew_ms: _builtins.int
+    """How far the clock of its machine is ahead of what most clocks of the cluster show, in milliseconds. Absent = it knows no other."""
     def __init__(
         self,
         *,
@@ -6013,12 +6016,15 @@ class DescribeBrokerResponse(_message.Message):
         log_flushed_offset: _builtins.int = ...,
         started_ms: _builtins.int = ...,
         refusal: _builtins.str = ...,
+        clock_skew_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_clock_skew_ms", b"_clock_skew_ms", "clock_skew_ms", b"clock_skew_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "cluster", b"cluster", "epoch", b"epoch", "log_appended_offset", b"log_appended_offset", "log_flushed_offset", b"log_flushed_offset", "log_min_offset", b"log_min_offset", "refusal", b"refusal", "started_ms", b"started_ms", "store_id", b"store_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_clock_skew_ms", b"_clock_skew_ms", "broker_group", b"broker_group", "clock_skew_ms", b"clock_skew_ms", "cluster", b"cluster", "epoch", b"epoch", "log_appended_offset", b"log_appended_offset", "log_flushed_offset", b"log_flushed_offset", "log_min_offset", b"log_min_offset", "refusal", b"refusal", "started_ms", b"started_ms", "store_id", b"store_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__clock_skew_ms: _TypeAlias = _typing.Literal["clock_skew_ms"]  # noqa: Y015
+    _WhichOneofArgType__clock_skew_ms: _TypeAlias = _typing.Literal["_clock_skew_ms", b"_clock_skew_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__clock_skew_ms) -> _WhichOneofReturnType__clock_skew_ms | None: ...
 
 Global___DescribeBrokerResponse: _TypeAlias = DescribeBrokerResponse  # noqa: Y015
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+from pathlib import Path
 
 import pytest
 
-from tests.support.kube.chart import NAMESPACE, VALUES_FILES, notes
+from tests.support.kube.chart import NAMESPACE, ROOT, VALUES_FILES, notes
 
 
 @pytest.mark.parametrize("values", VALUES_FILES)
@@ -14,8 +17,44 @@ def test_every_command_is_complete(values: str) -> None:
     commands = re.findall(r"^ +(kubectl .*)$", notes(values), re.M)
     assert len(commands) >= 6
     assert all(f"--namespace {NAMESPACE} " in command for command in commands)
-    (alias,) = re.findall(r"^ +alias cometmq='(.*)'$", notes(values), re.M)
-    assert f"{alias.replace(' --stdin', '')} cluster members" in commands
+
+
+FUNCTION = re.compile(r"^ *cometmq\(\) \{\n.*?^ *\}\n", re.M | re.S)
+KUBECTL = """#!/bin/sh
+echo "$@" >>"$0.calls"
+case "$*" in
+  *" get pods "*) printf "pod/prod-namesrv-0\\npod/prod-namesrv-1\\n" ;;
+  *"exec pod/prod-namesrv-0 "*) echo "dial tcp: no route to host" >&2; exit 1 ;;
+  *"exec pod/prod-namesrv-1 -- true"*) ;;
+  *) cat ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("source", ["notes", "page"])
+def test_the_command_works_while_a_name_server_is_away(source: str, tmp_path: Path) -> None:
+    """The function of the notes, and that of the documentation, with a `kubectl` to which the first
+    pod does not answer.
+    """
+    page = (ROOT / "docs/how-to/install.md").read_text(encoding="utf-8")
+    found = FUNCTION.search(notes("defaults") if source == "notes" else page)
+    assert found is not None
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(KUBECTL)
+    kubectl.chmod(0o755)
+    script = f'{found.group()}\ncometmq topic create "a b"'
+    done = subprocess.run(
+        ["sh", "-c", script],
+        input="a body",
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        check=True,
+    )
+    assert done.stdout == "a body", "standard input reaches the command, and no probe takes it"
+    calls = Path(f"{kubectl}.calls").read_text(encoding="utf-8").splitlines()
+    assert "app.kubernetes.io/component=namesrv" in calls[0]
+    assert calls[-1].endswith("exec --stdin pod/prod-namesrv-1 -- cometmq topic create a b")
 
 
 def test_counts_are_spoken_well() -> None:

@@ -561,6 +561,33 @@ async def test_a_lease_that_is_lost_with_its_writer_keeps_the_list_of_epochs(
         assert group.lease_record()["epochs"][:-1] == begun != []
 
 
+async def test_a_writer_that_starts_while_its_lease_is_away_waits(tmp_path: Path) -> None:
+    """Also with its disk, and a follower that has promised nothing to anybody else."""
+    tried = asyncio.Event()
+
+    async def read(*_: object) -> None:
+        tried.set()
+        raise errors.LeaseUnavailable("away")
+
+    async with replicated(tmp_path) as group:
+        await acknowledged(group[0], b"before")
+        changes = len(group[0].changes)
+        with (
+            mock.patch.object(FileLease, "read", read),
+            mock.patch.object(FileLease, "write", side_effect=errors.LeaseUnavailable("away")),
+        ):
+            await group[0].crash()
+            await group[0].start("follower")
+            for _ in range(3):  # looks at the lease
+                tried.clear()
+                await tried.wait()
+            assert [group[0].role, group[1].role] == ["follower", "follower"]
+            assert len(group[0].changes) == changes
+        await until(lambda: "writer" in (group[0].role, group[1].role))
+        leads = group[0] if group[0].role == "writer" else group[1]
+        assert await bodies(leads) == [b"before"]
+
+
 async def test_a_writer_whose_lease_was_taken_follows(tmp_path: Path) -> None:
     async with replicated(tmp_path) as group:
         await acknowledged(group[0], b"a")

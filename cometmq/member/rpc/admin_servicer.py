@@ -35,6 +35,7 @@ class AdminReadServicer(broker_pb2_grpc.BrokerAdminServiceServicer):
         self._retention = core.retention
         self._storage = core.storage
         self._started_ms = core.started_ms
+        self._clocks = core.clocks
 
     async def PutTopic(
         self, request: broker_pb2.PutTopicRequest, context: Context
@@ -210,6 +211,7 @@ class AdminReadServicer(broker_pb2_grpc.BrokerAdminServiceServicer):
             log_flushed_offset=store.flushed_offset,
             started_ms=self._started_ms,
             refusal=self._storage.send_refusal,
+            clock_skew_ms=self._clocks.skew_ms,
         )
 
     async def CleanStore(

@@ -166,6 +166,7 @@ HEALTHY = views.GroupStatusView(
     silent=[],
     troubles=[],
     behind_bytes_max=1_500,
+    clock_skew_ms_max=4,
     advice="",
 )
 
@@ -240,8 +241,40 @@ def test_groups_fit_into_a_terminal(
     usual = dataclasses.replace(HEALTHY, broker_group="broker-a", status="no writer", min_in_sync=1)
     render._print_table([usual])
     assert capsys.readouterr().out.splitlines()[-1] == (
-        "broker-a  no writer       0      7  0 1      0 1 2      0 1 2     1,500"
+        "broker-a  no writer       0      7  0 1      0 1 2      0 1 2     1,500  +0.0 s"
     )
+
+
+def test_members_of_broker_groups_fit_into_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also without a terminal, as through `kubectl exec`: 120 columns with long numbers. Why one
+    refuses sends is a line of its own.
+    """
+    why = "96.0% of the store's room is used, 0.80 GiB are free: " + "words " * 40
+    one = views.BrokerMemberView(
+        broker_group="broker-a",
+        member_id=10,
+        role="follower",
+        epoch=1_234,
+        address="cometmq-broker-a-0.cometmq-broker-a.queues.svc.cluster.local:10911",
+        reachable=True,
+        error=None,
+        log_min_offset=123_456_789_012,
+        log_appended_offset=123_456_789_012,
+        log_flushed_offset=123_456_789_012,
+        behind_bytes=123_456_789_012,
+        refusal=why,
+        clock_skew_ms=-600_000,
+    )
+    render.show([one, dataclasses.replace(one, refusal="")], forms.TABLE)
+    *table, last = capsys.readouterr().out.splitlines()
+    assert max(map(len, table)) <= 120
+    assert [line.split()[-3:] for line in table[2:]] == [
+        ["-600.0", "s", "no"],
+        ["-600.0", "s", "yes"],
+    ]
+    assert last == f"member 10 of broker-a has no room for sends: {why}"
+    render.show([one], forms.WIDE)
+    assert one.address in capsys.readouterr().out
 
 
 # What a wide row holds, by the name of a field, else by its type.
