@@ -755,6 +755,12 @@ _COLUMNS: dict[type, tuple[Column, ...]] = {
         ("after", lambda v: v.after),
         ("done", lambda v: v.done),
     ),
+    views.ForgottenView: (
+        ("forgotten group", lambda v: v.group),
+        ("topic", lambda v: v.topic),
+        ("broker group", lambda v: v.broker_group),
+        ("queues", lambda v: v.queue_count),
+    ),
     views.PurgedView: (
         ("purged group", lambda v: v.group),
         ("broker group", lambda v: v.broker_group),

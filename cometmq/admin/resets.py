@@ -1,4 +1,4 @@
-"""Resets of consumer groups: one topic at all broker groups that have it."""
+"""Where consumer groups go on in one topic, at all broker groups that have it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from cometmq.admin import ops
 from cometmq.admin.connection import Connection, call
-from cometmq.admin.views import QueueResetView
-from cometmq.errors import CometError, GroupNotFound, TopicNotFound
+from cometmq.admin.views import ForgottenView, QueueResetView
+from cometmq.errors import CometError, GroupInUse, GroupNotFound, TopicNotFound
+from cometmq.messaging.groups import in_the_way
 from cometmq.rpc.interceptors import from_proto
 from cometmq.v1 import broker_pb2, namesrv_pb2
 
@@ -61,6 +62,35 @@ async def _reset_at(
         )
         for one in answer.results
     ]
+
+
+async def forget_offsets(
+    connection: Connection, group: str, topic: str, broker_groups: tuple[str, ...] = ()
+) -> list[ForgottenView]:
+    """Forget a group in a topic that it has left. TopicNotFound, GroupNotFound when no broker group
+    knows both; GroupInUse while members read the topic anywhere: then nothing is forgotten.
+    """
+    members = [
+        one for one in await ops.group_members(connection, group) if topic in one.subscriptions
+    ]
+    if members:
+        away = [one.client_id for one in members if one.is_away]
+        connected = [one.client_id for one in members if not one.is_away]
+        raise GroupInUse(f"topic {topic} is read: {in_the_way(group, connected, away)}")
+    request = broker_pb2.ForgetOffsetsRequest(group=group, topic=topic)
+    views: list[ForgottenView] = []
+    unknown: CometError | None = None
+    for broker_group, member in (await connection.writers(broker_groups)).items():
+        method = connection.admin(member).ForgetOffsets
+        try:
+            answer = await call(member.internal_address, method, request, deadline_s=DEADLINE_S)
+        except (TopicNotFound, GroupNotFound) as error:
+            unknown = error
+        else:
+            views.append(ForgottenView(group, topic, broker_group, len(answer.queue_ids)))
+    if not views and unknown is not None:
+        raise unknown
+    return views
 
 
 async def committed_topics(connection: Connection, group: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""``cometmq group reset-offset``, ``skip`` and ``clone-offset``."""
+"""``cometmq group reset-offset``, ``skip``, ``clone-offset`` and ``forget``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cometmq.admin.cluster_command import cluster_command
 from cometmq.admin.commandline import Decorator, broker_groups_option
 from cometmq.admin.connection import Connection
 from cometmq.admin.search_cli import Time
-from cometmq.admin.views import QueueResetView
+from cometmq.admin.views import ForgottenView, QueueResetView
 from cometmq.v1 import broker_pb2
 
 FIRST, LAST = broker_pb2.RESET_BOUND_FIRST, broker_pb2.RESET_BOUND_LAST
@@ -109,3 +109,17 @@ def add_commands(group: click.Group) -> None:
             )
             views += await resets.reset_offsets(connection, request, (), broker_groups)
         return views
+
+    @cluster_command(group, "forget")
+    @click.argument("name")
+    @click.argument("topic")
+    @broker_groups_option
+    async def group_forget(
+        connection: Connection, name: str, topic: str, broker_groups: tuple[str, ...]
+    ) -> list[ForgottenView]:
+        """Forget group NAME in TOPIC, which it has left.
+
+        Lag, progress and alerts have it in this topic no more. Refused while members read the
+        topic. When the group comes back it begins there as a new one. mqadmin: none.
+        """
+        return await resets.forget_offsets(connection, name, topic, broker_groups)

@@ -549,6 +549,16 @@ class QueueResetView:
 
 
 @dataclass(frozen=True, slots=True)
+class ForgottenView:
+    """A group that has left a topic, at one broker group."""
+
+    group: str
+    topic: str
+    broker_group: str
+    queue_count: int  # in which it had a place
+
+
+@dataclass(frozen=True, slots=True)
 class SentView:
     """Where a message was stored."""
 

@@ -192,6 +192,16 @@ class OffsetsReset:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupLeft:
+    """A group has left a topic, with all that it committed and received there. When it comes back
+    it begins as a new one.
+    """
+
+    group: str
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
 class DelaysReached:
     """How far each level of delayed messages was delivered: queue offsets by level from 1; levels
     that are not named are at 0. Replaces what was known.
@@ -325,6 +335,7 @@ Change = (
     | GroupDropped
     | OffsetsCommitted
     | OffsetsReset
+    | GroupLeft
     | DelaysReached
     | HalvesReached
     | DelaysDropped
@@ -673,6 +684,12 @@ _KINDS: dict[type[Change], _Kind] = {
         frozenset("ro"),
         lambda c: {"r": c.number, "o": _commit_fields(c.commits)},
         lambda f: OffsetsReset(_int(f["r"]), _commits(f["o"])),
+    ),
+    GroupLeft: _Kind(
+        "group-leave",
+        frozenset("nt"),
+        lambda c: {"n": c.group, "t": c.topic},
+        lambda f: GroupLeft(_str(f["n"]), _str(f["t"])),
     ),
     DelaysReached: _Kind(
         "delays",

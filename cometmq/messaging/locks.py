@@ -77,8 +77,13 @@ class LockTable:
         self._groups.pop(group, None)
 
     def forget_topic(self, topic: str) -> None:
-        for group, queues in list(self._groups.items()):
-            self.release(group, {topic: [key[1] for key in queues if key[0] == topic]})
+        for group in list(self._groups):
+            self.forget(group, topic)
+
+    def forget(self, group: str, topic: str) -> None:
+        """The group has left the topic."""
+        queues = self._groups.get(group, {})
+        self.release(group, {topic: [key[1] for key in queues if key[0] == topic]})
 
     def __iter__(self) -> Iterator[GrantRun]:
         """All grants, in order of group, lock number, topic and queue."""

@@ -153,6 +153,11 @@ class OffsetTable:
         for key in list(self._groups.get(group, ())):
             self._forget(group, key)
 
+    def forget(self, group: str, topic: str) -> None:
+        """Drops all commits of a group for a topic that it has left."""
+        for key in [key for key in self._groups.get(group, ()) if key[0] == topic]:
+            self._forget(group, key)
+
     def _forget(self, group: str, key: QueueKey) -> None:
         queues, topics = self._groups[group], self._topics[group]
         del queues[key]

@@ -80,6 +80,11 @@ class ResentTable:
         for key in [key for key in self._marks if key.topic == topic]:
             self.put(key, ())
 
+    def forget(self, group: str, topic: str) -> None:
+        """A group has left a topic."""
+        for key in [key for key in self._marks if (key.topic, key.group) == (topic, group)]:
+            self.put(key, ())
+
     def forget_group(self, group: str) -> None:
         """A group is gone. Its dead letters stay, and so do their marks."""
         for key in [key for key in self._marks if key.group == group]:

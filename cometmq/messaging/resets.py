@@ -61,11 +61,16 @@ class ResetTable:
         self._groups.pop(group, None)
 
     def forget_topic(self, topic: str) -> None:
-        for group, queues in list(self._groups.items()):
-            for key in [key for key in queues if key[0] == topic]:
-                del queues[key]
-            if not queues:
-                del self._groups[group]
+        for group in list(self._groups):
+            self.forget(group, topic)
+
+    def forget(self, group: str, topic: str) -> None:
+        """The group has left the topic."""
+        queues = self._groups.get(group, {})
+        for key in [key for key in queues if key[0] == topic]:
+            del queues[key]
+        if not queues:
+            self._groups.pop(group, None)
 
     def __iter__(self) -> Iterator[tuple[str, int, list[QueueKey]]]:
         """All resets, in order of group and number."""

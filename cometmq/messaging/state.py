@@ -28,6 +28,7 @@ from cometmq.messaging.changes import (
     GenerationsCounted,
     GenerationsRaised,
     GroupDropped,
+    GroupLeft,
     GroupPolicyPut,
     GroupPut,
     HalvesDropped,
@@ -401,6 +402,7 @@ class BrokerState:
         | QueuesLocked
         | QueuesUnlocked
         | OffsetsReset
+        | GroupLeft
         | TopicQuotaPut
         | LimitsPut,
     ) -> None:
@@ -409,6 +411,8 @@ class BrokerState:
                 self._limit(change)
             case OffsetsReset(number, commits):
                 self._reset(number, commits)
+            case GroupLeft(group, topic):
+                self._leave(group, topic)
             case QueuesLocked(run):
                 self.locks.grant(run)
             case QueuesUnlocked(group, queues):
@@ -586,6 +590,21 @@ class BrokerState:
                 self.offsets.reset(commit)
                 self.pops.forget(commit.group, (commit.topic, commit.queue_id))
                 self.resets.put(commit.group, number, [(commit.topic, commit.queue_id)])
+
+    def queues_of(self, group: str, topic: str) -> list[QueueKey]:
+        """Queues of a topic in which a group has a place, in order."""
+        known = self.offsets.of_group(group).keys() | self.pops.of_group(group).keys()
+        return sorted(key for key in known if key[0] == topic)
+
+    def _leave(self, group: str, topic: str) -> None:
+        # It may get messages again that it sent back before, and send them back again.
+        self.attempts.forget_group(group)
+        for key in self.queues_of(group, topic):
+            self.pops.forget(group, key)
+        self.offsets.forget(group, topic)
+        self.resets.forget(group, topic)
+        self.locks.forget(group, topic)
+        self.resent.forget(group, topic)
 
     # --- copy: everything, as changes that rebuild it from nothing ---
 

@@ -4915,6 +4915,56 @@ class DeleteGroupResponse(_message.Message):
 Global___DeleteGroupResponse: _TypeAlias = DeleteGroupResponse  # noqa: Y015
 
 @_typing.final
+class ForgetOffsetsRequest(_message.Message):
+    """See BrokerAdminService.ForgetOffsets."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    """Consumer group name."""
+    topic: _builtins.str
+    """Topic name."""
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        topic: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetOffsetsRequest: _TypeAlias = ForgetOffsetsRequest  # noqa: Y015
+
+@_typing.final
+class ForgetOffsetsResponse(_message.Message):
+    """See BrokerAdminService.ForgetOffsets."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def queue_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The queues in which the group had a place, in order."""
+
+    def __init__(
+        self,
+        *,
+        queue_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue_ids", b"queue_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetOffsetsResponse: _TypeAlias = ForgetOffsetsResponse  # noqa: Y015
+
+@_typing.final
 class RemoveMembersRequest(_message.Message):
     """See BrokerAdminService.RemoveMembers."""
 

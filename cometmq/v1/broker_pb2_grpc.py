@@ -1228,6 +1228,11 @@ class BrokerAdminServiceStub:
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.ResetOffsetsRequest.SerializeToString,
                 response_deserializer=cometmq_dot_v1_dot_broker__pb2.ResetOffsetsResponse.FromString,
                 _registered_method=True)
+        self.ForgetOffsets = channel.unary_unary(
+                '/cometmq.v1.BrokerAdminService/ForgetOffsets',
+                request_serializer=cometmq_dot_v1_dot_broker__pb2.ForgetOffsetsRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_broker__pb2.ForgetOffsetsResponse.FromString,
+                _registered_method=True)
         self.ResendDeadLetters = channel.unary_unary(
                 '/cometmq.v1.BrokerAdminService/ResendDeadLetters',
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.ResendDeadLettersRequest.SerializeToString,
@@ -1406,6 +1411,16 @@ class BrokerAdminServiceServicer:
         what they did before are refused (OFFSET_RESET). Answered when it is as safe as a message of the topic. Errors:
         GROUP_NAME_INVALID, GROUP_NOT_FOUND, TOPIC_NOT_FOUND, INVALID_REQUEST, OFFSET_INVALID, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED;
         inside an item: QUEUE_NOT_FOUND, OFFSET_NOT_AVAILABLE (the end, or a time behind the last message). Deadline 10 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForgetOffsets(self, request, context):
+        """Forgets a group in a topic that it has left: what it committed, its leases, locks and resets there. The group stays, and begins as a new one when it
+        comes back to the topic. What waits in its retry topic stays. Answered when it is as safe as a message of the topic. Idempotent. Errors:
+        GROUP_NAME_INVALID, GROUP_NOT_FOUND, TOPIC_NOT_FOUND, NO_PERMISSION (a system topic), GROUP_IN_USE (members read the topic, or are away), DISK_FULL,
+        SLAVE_NOT_AVAILABLE, STORE_FAILED. Deadline 10 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -1603,6 +1618,11 @@ def add_BrokerAdminServiceServicer_to_server(servicer, server):
                     servicer.ResetOffsets,
                     request_deserializer=cometmq_dot_v1_dot_broker__pb2.ResetOffsetsRequest.FromString,
                     response_serializer=cometmq_dot_v1_dot_broker__pb2.ResetOffsetsResponse.SerializeToString,
+            ),
+            'ForgetOffsets': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetOffsets,
+                    request_deserializer=cometmq_dot_v1_dot_broker__pb2.ForgetOffsetsRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_broker__pb2.ForgetOffsetsResponse.SerializeToString,
             ),
             'ResendDeadLetters': grpc.unary_unary_rpc_method_handler(
                     servicer.ResendDeadLetters,
@@ -2006,6 +2026,33 @@ class BrokerAdminService:
             '/cometmq.v1.BrokerAdminService/ResetOffsets',
             cometmq_dot_v1_dot_broker__pb2.ResetOffsetsRequest.SerializeToString,
             cometmq_dot_v1_dot_broker__pb2.ResetOffsetsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetOffsets(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cometmq.v1.BrokerAdminService/ForgetOffsets',
+            cometmq_dot_v1_dot_broker__pb2.ForgetOffsetsRequest.SerializeToString,
+            cometmq_dot_v1_dot_broker__pb2.ForgetOffsetsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -704,6 +704,12 @@ class BrokerAdminServiceStub:
     GROUP_NAME_INVALID, GROUP_NOT_FOUND, TOPIC_NOT_FOUND, INVALID_REQUEST, OFFSET_INVALID, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED;
     inside an item: QUEUE_NOT_FOUND, OFFSET_NOT_AVAILABLE (the end, or a time behind the last message). Deadline 10 s.
     """
+    ForgetOffsets: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ForgetOffsetsRequest, _broker_pb2.ForgetOffsetsResponse]
+    """Forgets a group in a topic that it has left: what it committed, its leases, locks and resets there. The group stays, and begins as a new one when it
+    comes back to the topic. What waits in its retry topic stays. Answered when it is as safe as a message of the topic. Idempotent. Errors:
+    GROUP_NAME_INVALID, GROUP_NOT_FOUND, TOPIC_NOT_FOUND, NO_PERMISSION (a system topic), GROUP_IN_USE (members read the topic, or are away), DISK_FULL,
+    SLAVE_NOT_AVAILABLE, STORE_FAILED. Deadline 10 s.
+    """
     ResendDeadLetters: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ResendDeadLettersRequest, _broker_pb2.ResendDeadLettersResponse]
     """Sends dead letters of a group to it again: each comes through the group's retry topic as if it had never been tried. One
     that was sent again before is refused, unless the request says so; so a call that is made twice sends nothing twice.
@@ -829,6 +835,12 @@ class BrokerAdminServiceAsyncStub(BrokerAdminServiceStub):
     what they did before are refused (OFFSET_RESET). Answered when it is as safe as a message of the topic. Errors:
     GROUP_NAME_INVALID, GROUP_NOT_FOUND, TOPIC_NOT_FOUND, INVALID_REQUEST, OFFSET_INVALID, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED;
     inside an item: QUEUE_NOT_FOUND, OFFSET_NOT_AVAILABLE (the end, or a time behind the last message). Deadline 10 s.
+    """
+    ForgetOffsets: _aio.UnaryUnaryMultiCallable[_broker_pb2.ForgetOffsetsRequest, _broker_pb2.ForgetOffsetsResponse]  # type: ignore[assignment]
+    """Forgets a group in a topic that it has left: what it committed, its leases, locks and resets there. The group stays, and begins as a new one when it
+    comes back to the topic. What waits in its retry topic stays. Answered when it is as safe as a message of the topic. Idempotent. Errors:
+    GROUP_NAME_INVALID, GROUP_NOT_FOUND, TOPIC_NOT_FOUND, NO_PERMISSION (a system topic), GROUP_IN_USE (members read the topic, or are away), DISK_FULL,
+    SLAVE_NOT_AVAILABLE, STORE_FAILED. Deadline 10 s.
     """
     ResendDeadLetters: _aio.UnaryUnaryMultiCallable[_broker_pb2.ResendDeadLettersRequest, _broker_pb2.ResendDeadLettersResponse]  # type: ignore[assignment]
     """Sends dead letters of a group to it again: each comes through the group's retry topic as if it had never been tried. One
@@ -1024,6 +1036,18 @@ class BrokerAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         what they did before are refused (OFFSET_RESET). Answered when it is as safe as a message of the topic. Errors:
         GROUP_NAME_INVALID, GROUP_NOT_FOUND, TOPIC_NOT_FOUND, INVALID_REQUEST, OFFSET_INVALID, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED;
         inside an item: QUEUE_NOT_FOUND, OFFSET_NOT_AVAILABLE (the end, or a time behind the last message). Deadline 10 s.
+        """
+
+    @_abc_1.abstractmethod
+    def ForgetOffsets(
+        self,
+        request: _broker_pb2.ForgetOffsetsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.ForgetOffsetsResponse, _abc.Awaitable[_broker_pb2.ForgetOffsetsResponse]]:
+        """Forgets a group in a topic that it has left: what it committed, its leases, locks and resets there. The group stays, and begins as a new one when it
+        comes back to the topic. What waits in its retry topic stays. Answered when it is as safe as a message of the topic. Idempotent. Errors:
+        GROUP_NAME_INVALID, GROUP_NOT_FOUND, TOPIC_NOT_FOUND, NO_PERMISSION (a system topic), GROUP_IN_USE (members read the topic, or are away), DISK_FULL,
+        SLAVE_NOT_AVAILABLE, STORE_FAILED. Deadline 10 s.
         """
 
     @_abc_1.abstractmethod

@@ -292,6 +292,13 @@ class BrokerAdminServicer(AdminReadServicer):
         )
         return broker_pb2.ResetOffsetsResponse(results=map(_reset_result, answers))
 
+    async def ForgetOffsets(
+        self, request: broker_pb2.ForgetOffsetsRequest, context: Context
+    ) -> broker_pb2.ForgetOffsetsResponse:
+        asked_by = address_of(context.peer())
+        queue_ids = await self._resets.forget(request.group, request.topic, asked_by)
+        return broker_pb2.ForgetOffsetsResponse(queue_ids=queue_ids)
+
     async def ListGroups(
         self, request: broker_pb2.ListGroupsRequest, context: Context
     ) -> broker_pb2.ListGroupsResponse:

@@ -110,7 +110,7 @@ class ClientApi:
             groups.notify(group)
             writer.pop.was_reset(group, keys)
 
-        self.resets = OffsetResets(keeper, storage, core.reader, metrics, was_reset)
+        self.resets = OffsetResets(keeper, storage, core.reader, metrics, groups.table, was_reset)
         host = identity.store_host
         replies = Replies(storage.store, keeper, core.reader, identity.cluster, metrics, clock)
         produce = ProduceHandler(

@@ -24,6 +24,7 @@ from cometmq.member.state.statelog import load
 from cometmq.messaging import retry, state, timers
 from cometmq.messaging.changes import (
     Change,
+    GroupLeft,
     MessagesResent,
     OffsetsReset,
     PopsMoved,
@@ -183,6 +184,18 @@ class World:
 
         return again
 
+    def leave(self) -> Callable[[], None]:
+        group, topic = self.source.choice(GROUPS), self.keys()[0][0]
+        self.commits()
+        self.leases()
+        self.progress()
+
+        def again() -> None:
+            self.keeper.write_doings()
+            self.keeper.write(GroupLeft(group, topic))
+
+        return again
+
     def leases(self) -> Callable[[], None]:
         pops = self.state.pops
         for group in filter(self.state.receives, GROUPS):
@@ -302,6 +315,7 @@ ACTS = [
     World.drop_group,
     World.commits,
     World.reset,
+    World.leave,
     World.leases,
     World.progress,
     World.resent,

@@ -82,6 +82,11 @@ class AdminReadServicer(broker_pb2_grpc.BrokerAdminServiceServicer):
     ) -> broker_pb2.PutGroupResponse:
         raise not_writer(self._identity)
 
+    async def ForgetOffsets(
+        self, request: broker_pb2.ForgetOffsetsRequest, context: Context
+    ) -> broker_pb2.ForgetOffsetsResponse:
+        raise not_writer(self._identity)
+
     async def RemoveMembers(
         self, request: broker_pb2.RemoveMembersRequest, context: Context
     ) -> broker_pb2.RemoveMembersResponse:

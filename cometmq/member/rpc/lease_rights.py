@@ -33,6 +33,7 @@ _OPERATORS = (
     "DeleteGroup",
     "RemoveMembers",
     "ResetOffsets",
+    "ForgetOffsets",
     "ResendDeadLetters",
     "ResendMessages",
     "PurgeDeadLetters",

@@ -27,6 +27,7 @@ from cometmq.messaging.changes import (
     Change,
     DelaysDropped,
     DelaysReached,
+    GroupLeft,
     HalvesDropped,
     HalvesReached,
     MessagesResent,
@@ -395,7 +396,9 @@ class StateKeeper:
         records = change_records(marks)
         return [OwnStateRecord(one.body, one.tag, self._host) for one in records]
 
-    def write(self, change: MessagesResent | QueuesLocked | QueuesUnlocked | OffsetsReset) -> int:
+    def write(
+        self, change: MessagesResent | QueuesLocked | QueuesUnlocked | OffsetsReset | GroupLeft
+    ) -> int:
         """Append a change that takes effect at once; the end of the log. May raise DiskFull,
         BrokerDraining: then nothing has changed.
         """

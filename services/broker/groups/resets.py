@@ -1,4 +1,4 @@
-"""Resets of consumer groups at the writer."""
+"""Where consumer groups go on, and that they leave a topic, by an operator; at the writer."""
 
 from __future__ import annotations
 
@@ -6,14 +6,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from cometmq.errors import CometError, InvalidRequest, OffsetInvalid
+from cometmq.errors import (
+    CometError,
+    GroupInUse,
+    InvalidRequest,
+    NoPermission,
+    OffsetInvalid,
+)
 from cometmq.member.metrics import MemberMetrics
 from cometmq.member.read.reader import Reader
 from cometmq.member.read.search import Finder, TimeAnswer
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
-from cometmq.messaging.changes import OffsetsReset
+from cometmq.messaging.changes import GroupLeft, OffsetsReset
+from cometmq.messaging.groups import MemberTable, in_the_way
 from cometmq.messaging.offsets import CommittedOffset
+from cometmq.messaging.topics import is_system
 from cometmq.model import Position, QueueKey
 from cometmq.store.queries import Boundary
 from cometmq.telemetry import fields, logger
@@ -58,6 +66,7 @@ class OffsetResets:
         storage: MemberStorage,
         reader: Reader,
         metrics: MemberMetrics,
+        members: MemberTable,
         on_reset: Callable[[str, Sequence[QueueKey]], None],
     ) -> None:
         self._keeper = keeper
@@ -65,6 +74,7 @@ class OffsetResets:
         self._reader = reader
         self._finder = Finder(reader)
         self._metrics = metrics
+        self._members = members
         self._on_reset = on_reset
 
     async def reset(
@@ -107,6 +117,42 @@ class OffsetResets:
             self._keeper.check_open(topic)
             await self._write(group, topic, resets, asked_by)
         return answers
+
+    async def forget(self, group: str, topic: str, asked_by: str) -> list[int]:
+        """Forget a group in a topic that it has left; the queues in which it had a place. Returns
+        when that is as safe as messages of the topic. Raises GroupNameInvalid, GroupNotFound,
+        TopicNotFound, NoPermission (a topic of the broker's own), GroupInUse (members read the
+        topic), and what appending raises.
+        """
+        self._keeper.group(group)
+        if is_system(topic):
+            raise NoPermission(f"{topic} is a system topic: group delete forgets a group in it")
+        state = self._keeper.state
+        state.topics.get(topic)
+        self._keeper.check_open(topic)
+        self._check_left(group, topic)
+        keys = state.queues_of(group, topic)
+        # As for a reset: nothing of before may come behind it in the log.
+        self._keeper.write_doings()
+        end = self._keeper.write(GroupLeft(group, topic))
+        _log.warning(
+            "group has left a topic",
+            extra=fields(group=group, topic=topic, queues=len(keys), asked_by=asked_by),
+        )
+        self._on_reset(group, keys)
+        await self._storage.stored(end, self._keeper.demands_of([topic]))
+        return [queue_id for _, queue_id in keys]
+
+    def _check_left(self, group: str, topic: str) -> None:
+        reading = [
+            member
+            for member in self._members.view(group).members
+            if any(one.topic == topic for one in member.subscriptions)
+        ]
+        if reading:
+            away = [one.client_id for one in reading if one.away_until_s is not None]
+            connected = [one.client_id for one in reading if one.away_until_s is None]
+            raise GroupInUse(f"topic {topic} is read: {in_the_way(group, connected, away)}")
 
     async def _write(self, group: str, topic: str, resets: list[QueueReset], asked_by: str) -> None:
         number = self._keeper.state.resets.next_number(self._storage.store.epoch)

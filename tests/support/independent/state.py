@@ -202,6 +202,7 @@ KINDS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
     "group-drop": {"n": _is_name},
     "offsets": {"o": _is_map_to(_is_map_to(_is_list_of(_is_commit)))},
     "reset": {"r": _number(1, 2**63 - 1), "o": _is_map_to(_is_map_to(_is_list_of(_is_commit)))},
+    "group-leave": {"n": _is_name, "t": _is_name},
     "delays": {"o": _is_list_of(_is_list_of(_offset))},
     "halves": {"h": _offset, "o": _offset, "c": _is_list_of(_is_list_of(_offset))},
     "attempts": {"a": _is_list_of(_is_attempts)},
@@ -313,6 +314,7 @@ class State:
     groups: dict[str, Json] = field(default_factory=dict)
     policies: dict[str, Json] = field(default_factory=dict)
     quotas: dict[str, list[int]] = field(default_factory=dict)
+    limits: dict[tuple[str, str], Json] = field(default_factory=dict)  # by scope and name
     offsets: dict[tuple[str, str, int], Commit] = field(default_factory=dict)
     delays: dict[int, int] = field(default_factory=dict)
     # By the topic, then by the level. In a state snapshot further than the changes before it.
@@ -381,8 +383,17 @@ class State:
         if change["q"] == [0, 0]:
             del self.quotas[change["n"]]
 
+    def _quota(self, change: Json, place: object) -> None:
+        scope, name = key = change.pop("s"), change.pop("n")
+        is_there = scope == "address" or not name or name in self.topics
+        expect(is_there, place, f"topic {name} is not there")
+        self.limits.pop(key, None)
+        if change:
+            self.limits[key] = change
+
     def _topic_drop(self, change: Json, place: object) -> None:
         self.quotas.pop(change["n"], None)
+        self.limits.pop(("topic", change["n"]), None)
         expect(change["n"] in self.topics, place, f"topic {change['n']} is not there to be deleted")
         del self.topics[change["n"]]
         self.offsets = {key: kept for key, kept in self.offsets.items() if key[1] != change["n"]}
@@ -472,6 +483,15 @@ class State:
                     self.pops.pop((group, topic, queue_id), None)
                     self.resets[group, topic, queue_id] = change["r"]
         self._offsets(change, place)
+
+    def _group_leave(self, change: Json, _: object) -> None:
+        group, topic = change["n"], change["t"]
+        self.attempts = {key: None for key in self.attempts if key[0] != group}
+        for table in (self.offsets, self.pops, self.resets, self.locks):
+            for key in [key for key in table if key[:2] == (group, topic)]:
+                table.pop(key)
+        mine = (topic, group)
+        self.resent = {key: one for key, one in self.resent.items() if key[::2] != mine}
 
     def _delays(self, change: Json, _: object) -> None:
         self.delays = {level: offset for level, offset in change["o"]}

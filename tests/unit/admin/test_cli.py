@@ -84,6 +84,7 @@ def test_the_commands_are_these() -> None:
         "group clone-offset",
         "group create",
         "group delete",
+        "group forget",
         "group info",
         "group list",
         "group members",

@@ -9,6 +9,7 @@ from cometmq.messaging.changes import (
     GenerationsCounted,
     GenerationsRaised,
     GroupDropped,
+    GroupLeft,
     GroupPolicyPut,
     GroupPut,
     LimitsPut,
@@ -125,6 +126,7 @@ CHANGES: st.SearchStrategy[Change] = st.one_of(
     st.builds(GroupPut, SETTINGS),
     st.builds(GroupPolicyPut, NAMES, POLICIES),
     st.builds(GroupDropped, NAMES),
+    st.builds(GroupLeft, NAMES, NAMES),
     commits(st.builds(Position, UINT64, OFFSETS)),
     st.builds(
         QueuesLocked,

@@ -19,6 +19,7 @@ from cometmq.messaging.changes import (
     GenerationsCounted,
     GenerationsRaised,
     GroupDropped,
+    GroupLeft,
     GroupPolicyPut,
     GroupPut,
     HalvesDropped,
@@ -131,6 +132,7 @@ GOLDEN: dict[str, Change] = {
             CommittedOffset("billing", "orders", 1, Position(9, 0)),
         ),
     ),
+    '{"k":"group-leave","n":"billing","t":"orders"}': GroupLeft("billing", "orders"),
     '{"k":"delays","o":[[3,17],[18,2]]}': DelaysReached({18: 2, 3: 17}),
     '{"k":"resent","t":"orders","q":3,"o":[[0,7],[9,12]],"n":"billing"}': MessagesResent(
         ResentKey("orders", 3, "billing"), (Interval(0, 7), Interval(9, 12))
