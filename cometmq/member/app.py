@@ -35,7 +35,7 @@ from cometmq.member.lease.lease_holder import DEPOSED, Deposed
 from cometmq.member.listen import Ports
 from cometmq.member.metrics import DiskCollector, MemberMetrics
 from cometmq.member.pod.events import UNRECORDED, EventReason, EventRecorder
-from cometmq.member.pod.reporter import PodReporter, open_reporter
+from cometmq.member.pod.reporter import EventCollector, PodReporter, open_reporter
 from cometmq.member.recovery import RecoveryGauges, RecoveryProgress, RecoveryStopped
 from cometmq.member.registration import Registrar
 from cometmq.member.rpc.servicers import Servicers
@@ -178,8 +178,8 @@ class MemberApp(ABC):
     def _report(self) -> None:
         """From now on Kubernetes shows what happens to this member."""
         self._reporter = reporter = open_reporter(self._config, WRITER, self._clock)
+        self._registry.register(EventCollector(reporter))
         if reporter is not None:
-            self._registry.register(reporter)
             self._stack.push_async_callback(asyncio.to_thread, reporter.close)
 
     def _show_role(self, role: str) -> None:

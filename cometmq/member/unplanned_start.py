@@ -35,9 +35,13 @@ class UnplannedStart:
     def __init__(
         self, registry: CollectorRegistry, before: RoleChange | None, clock: Clock
     ) -> None:
-        self._registry = registry
         self._started_ms = clock.wall_ms()
-        self._gauge: Gauge | None = None
+        self._gauge = Gauge(
+            "cometmq_unplanned_start_time_seconds",
+            "When this process last began after a crash, or after a change of role that nobody "
+            "ordered, Unix time; 0: it never did.",
+            registry=registry,
+        )
         self.time_ms = 0  # of the last one in this process, also of its programs before; 0: none
         if before is not None:
             self._note(self._started_ms if before.reason in UNPLANNED else before.unplanned_ms)
@@ -50,14 +54,5 @@ class UnplannedStart:
             self._note(self._started_ms)
 
     def _note(self, time_ms: int) -> None:
-        if not time_ms:
-            return
         self.time_ms = time_ms
-        if self._gauge is None:
-            self._gauge = Gauge(
-                "cometmq_unplanned_start_time_seconds",
-                "When this process last began after a crash, or after a change of role that "
-                "nobody ordered, Unix time.",
-                registry=self._registry,
-            )
         self._gauge.set(time_ms / 1000)

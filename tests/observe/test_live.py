@@ -168,7 +168,7 @@ def test_no_label_carries_addresses_or_clients(scene: Scene) -> None:
     allowed = {"le", "error", "generation", "outcome", "reason", "role", "service", "version"}
     allowed |= {"cluster", "node_type", "node_id", "broker_group", "topic", "consumer_group"}
     allowed |= {"is_system", "is_retry", "protocol_type", "request_code", "response_code", "member"}
-    allowed |= {"since", "result", "direction", "task"}
+    allowed |= {"since", "result", "direction", "task", "way", "scope"}
     found = {
         name
         for service in scene.services

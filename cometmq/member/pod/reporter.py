@@ -36,7 +36,7 @@ class _Part(Protocol):
     def answered(self, about: Any, status: int, now_s: float) -> None: ...
 
 
-class PodReporter(Collector):
+class PodReporter:
     """An :class:`~cometmq.member.pod.events.EventRecorder` for a pod; ``None`` for a part that is
     not wanted. All methods may be called from any thread, and none waits for the API but ``close``.
     """
@@ -127,24 +127,31 @@ class PodReporter(Collector):
             outage.failing(f"{status} {answer.get('message', '')}", advice=ADVICE)
         return status
 
-    # --- metrics ----------------------------------------------------------------------------------
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Events that the API has taken, and that were dropped."""
+        with self._changed:
+            return (0, 0) if self._events is None else (self._events.taken, self._events.dropped)
+
+
+class EventCollector(Collector):
+    """What has become of the events of this member. ``reporter`` is None outside of a pod."""
+
+    def __init__(self, reporter: PodReporter | None) -> None:
+        self._reporter = reporter
 
     def describe(self) -> Iterable[Metric]:
         return self.collect()
 
     def collect(self) -> Iterable[Metric]:
-        with self._changed:
-            counts = {
-                "taken": 0 if self._events is None else self._events.taken,
-                "dropped": 0 if self._events is None else self._events.dropped,
-            }
+        taken, dropped = (0, 0) if self._reporter is None else self._reporter.counts
         family = CounterMetricFamily(
             "cometmq_kubernetes_events",
             "Events of this member that Kubernetes' API has taken, or that were dropped.",
             labels=["outcome"],
         )
-        for outcome, count in counts.items():
-            family.add_metric([outcome], count)
+        family.add_metric(["taken"], taken)
+        family.add_metric(["dropped"], dropped)
         yield family
 
 

@@ -15,7 +15,7 @@ from cometmq.member.app import WRITER
 from cometmq.member.config import MemberConfig
 from cometmq.member.lease.kube import Access, KubeApi
 from cometmq.member.pod.events import BURST, SERIES_MAX, EventReason, EventSeries, PodRef
-from cometmq.member.pod.reporter import PodReporter, open_reporter
+from cometmq.member.pod.reporter import EventCollector, PodReporter, open_reporter
 from cometmq.member.pod.role_label import LABEL, RoleLabel
 from tests.support.kube.lease_api import LeaseApi, lease_api
 from tests.support.stores.small_stores import WallClock
@@ -59,7 +59,7 @@ def of(served: LeaseApi) -> KubeApi:
 
 
 def outcomes(reporter: PodReporter) -> dict[str, float]:
-    (family,) = reporter.collect()
+    (family,) = EventCollector(reporter).collect()
     return {sample.labels["outcome"]: sample.value for sample in family.samples}
 
 
@@ -130,7 +130,8 @@ def test_a_storm_is_one_object(served: LeaseApi) -> None:
     ],
 )
 def test_outside_of_a_pod_nothing_is_reported(options: dict[str, str]) -> None:
-    assert open_reporter(MemberConfig(**options), WRITER, WallClock()) is None  # type: ignore[arg-type]
+    reporter = open_reporter(MemberConfig(**options), WRITER, WallClock())  # type: ignore[arg-type]
+    assert reporter is None
 
 
 def test_a_pod_reports_about_itself_and_knows_its_neighbours(
