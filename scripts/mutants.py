@@ -97,6 +97,7 @@ def row_of(mutant: Mutant) -> Row:
     found = [
         row for row in rows() if row.document == document and row.promise.startswith(beginning)
     ]
+    found = [row for row in found if row.promise == beginning] or found
     if len(found) != 1:
         raise ValueError(f"{len(found)} rows of {document}.md begin with {beginning!r}")
     return found[0]
@@ -132,7 +133,11 @@ def play(root: Path, tests: str, timeout_s: float | None = TIMEOUT_S) -> tuple[i
         "--timeout",
         "60",
     ]
-    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(root)}
+    environment = os.environ | {
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPATH": str(root),
+        "TEST_PROFILE": "mutants",
+    }
     try:
         done = subprocess.run(
             [*command, *tests.split()],

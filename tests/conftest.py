@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from xdist.scheduler import LoadFileScheduling
 
 from cometmq import native
@@ -36,6 +36,10 @@ settings.register_profile(
     deadline=None,
     database=None,
     suppress_health_check=_SLOW_MACHINES,
+)
+# Whether a test fails is all that is asked of a mutant: no simpler example is looked for.
+settings.register_profile(
+    "mutants", settings.get_profile("quick"), phases=[Phase.explicit, Phase.generate]
 )
 settings.register_profile(
     "ci",
@@ -65,7 +69,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before hypothesis reads its own option
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("hypothesis_seed", None) is None and PROFILE != "quick":
+    if config.getoption("hypothesis_seed", None) is None and PROFILE == "ci":
         config.option.hypothesis_seed = str(config.getoption("--seed"))
 
 

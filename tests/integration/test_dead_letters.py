@@ -83,6 +83,7 @@ async def test_what_is_sent_again_comes_to_its_group_once_and_is_marked(tmp_path
             await until(lambda: len(got) >= 3)
             assert sorted(one.body for one in got) == [b"1", b"2", b"3"]
             assert {(one.topic, one.reconsume_times) for one in got} == {("T", 0)}
+            assert not any("DLQ_ORIGIN_TOPIC" in one.properties for one in got)
             assert await dead_letters.resend(connection, "G", found) == ResentView("G", 2, 3)
             await until(lambda: len(got) >= 5)
             assert consumer.assigned

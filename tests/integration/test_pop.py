@@ -606,6 +606,11 @@ async def test_filters_pass_over_messages_and_find_rare_ones(tmp_path: Path) -> 
             await broker.stub.Send(pb.SendRequest(messages=messages[first : first + 1_000]))
         await broker.read_queue("T", 0)
         rare = [b"999", b"1999", b"2999"]
+        answer = await receive_from(broker, subscription("T", "x"), group="A", max_count=2)
+        committed = await broker.committed("A", "T", 0)
+        assert (list(answer.runs), answer.has_more) == ([], True)
+        assert committed is not None
+        assert committed.offset == 8 * 20, "eight pulls, each of one file of the queue"
         for group, wanted in (
             ("A", subscription("T", "x")),
             (
