@@ -366,7 +366,7 @@ def test_the_checkpoint_says_how_far_before_the_log_is_written(tmp_path: Path) -
     for number in range(3 * LOG_FILE_BYTES // 1000):
         append(store, ("A", 0, [b"%d" % number + bytes(900)]))
         assert checkpoint.load(files, tmp_path / "checkpoint").reach >= store.appended_offset
-    files.sync_fails_for = "checkpoint"
+    files.sync_fails_for = str(tmp_path / "checkpoint")
     end = store._log.reach
     with pytest.raises(StoreFailed):
         append_for_ever(store)
