@@ -647,7 +647,7 @@ async def test_a_group_begins_where_its_first_member_says(tmp_path: Path) -> Non
         assert found == [b"new", b"of a later queue"]
 
 
-async def test_a_topic_that_is_made_anew_revives_nothing(tmp_path: Path) -> None:
+async def test_a_topic_that_is_made_again_revives_nothing(tmp_path: Path) -> None:
     """RocketMQ #8479."""
     clock = Ahead()
     async with running_broker(tmp_path, clock=clock) as broker:
