@@ -8,8 +8,8 @@ killed is started again and follows. The new writer's log shows where the time g
 
 detection     from the kill until somebody takes the lease: what was left of it, and a look at it
 acquisition   until that is written, and the follower knows that its role ends
-exec          the follower stops, and the broker starts in its place, until it opens the store
-recovery      the store and its state
+role change   the follower stops, and the writer begins, until it takes the store over
+recovery      the state, and the epoch
 ready         the parts of a writer, its epoch in the lease
 first ack     the producer finds the new writer
 
@@ -47,7 +47,7 @@ LEASE_S = 6.0  # the default
 FAILOVER_S_MAX = LEASE_S + 3.0
 HAND_OVER_S_MAX = 3.0
 PERIOD_S = 14.0  # from one kill to the next in the same cluster
-PARTS = ("detection", "acquisition", "exec", "recovery", "ready", "first ack")
+PARTS = ("detection", "acquisition", "role change", "recovery", "ready", "first ack")
 EVENTS = {
     "takes": "takes the lease",
     "ends": "role ends",

@@ -2,7 +2,7 @@
 
 Start: ports (health answers) → metrics → store and state in a thread → parts → ready. Stop: not
 ready, refuse what is new, unregister → let calls in flight end → stop the tasks → close the store.
-A change of role is a stop that names the successor: see :mod:`cometmq.reexec`.
+A change of role is a stop that names the next role: see :mod:`cometmq.member.main`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Protocol, Self
 from prometheus_client import Gauge
 from prometheus_client.registry import Collector
 
-from cometmq import native, reexec
+from cometmq import native
 from cometmq.clock import Clock, SystemClock
 from cometmq.errors import ConfigInvalid
 from cometmq.format.batch import BatchLimits
@@ -38,9 +38,9 @@ from cometmq.member.pod.events import UNRECORDED, EventReason, EventRecorder
 from cometmq.member.pod.reporter import EventCollector, PodReporter, open_reporter
 from cometmq.member.recovery import RecoveryGauges, RecoveryProgress, RecoveryStopped
 from cometmq.member.registration import Registrar
+from cometmq.member.role_change import FOLLOWER_MODULE, WRITER_MODULE, RoleChange, recent
 from cometmq.member.rpc.servicers import Servicers
 from cometmq.member.unplanned_start import UnplannedStart
-from cometmq.reexec import RoleChange
 from cometmq.rpc.loop_lag import LoopLagMonitor
 from cometmq.rpc.metrics import RefusedCallers, RpcMetrics
 from cometmq.rpc.metrics_server import start_metrics_server
@@ -48,6 +48,7 @@ from cometmq.rpc.process import StopSignal, announce
 from cometmq.rpc.readiness import await_registration, open_server
 from cometmq.rpc.server import join_address
 from cometmq.rpc.tasks import race
+from cometmq.store.follower import FollowerStore
 from cometmq.telemetry import fields, new_registry
 
 log = logging.getLogger(__name__)
@@ -56,8 +57,6 @@ WRITER, FOLLOWER = "writer", "follower"  # what MemberApp.role says
 # An alert waits for the lag job's exports.
 OFFSET_EXPORT = "/cometmq.v1.BrokerAdminService/SnapshotOffsets"
 DEPOSED_GRACE_S = 0.5
-WRITER_MODULE = "services.broker"
-FOLLOWER_MODULE = "services.haslave"
 
 
 class Parts(Protocol):
@@ -74,7 +73,7 @@ class Parts(Protocol):
         """How long opening the store took."""
 
     def background(self) -> list[Coroutine[Any, Any, None]]:
-        """Tasks that run as long as the process has this role."""
+        """Tasks that run as long as the role lasts."""
 
     async def close(self) -> None:
         """Close the store with its clean mark."""
@@ -84,7 +83,8 @@ class MemberApp(ABC):
     """A member on ``ports``, which have started already. It is ready within ``async with``, unless
     it takes another role at once: see :meth:`until`.
 
-    ``before`` is the role change of the process that this one replaced. ``stop`` ends every wait.
+    ``before`` is the change into this role; None: the process has just started. ``stop`` ends every
+    wait.
     """
 
     name: ClassVar[str]  # of the service
@@ -119,7 +119,8 @@ class MemberApp(ABC):
         self._unplanned = UnplannedStart(self._registry, before, self._clock)
         self._clocks = Clocks(self._clock, config.clock_skew_s_max, before)
         self._registry.register(self._clocks)
-        self._reporter: PodReporter | None = None  # in a pod, from the start on
+        # In a pod, from the start of the process on.
+        self._reporter: PodReporter | None = None if before is None else before.reporter
         self._count_roles()
         self._stack = AsyncExitStack()
         self._change: RoleChange | None = None
@@ -140,7 +141,7 @@ class MemberApp(ABC):
             "Changes of role within the last minute; more than three make it wait.",
             registry=self._registry,
         )
-        changes.set_function(lambda: reexec.recent(self._before, self._clock.boottime_s()))
+        changes.set_function(lambda: recent(self._before, self._clock.boottime_s()))
 
     async def __aenter__(self) -> Self:
         async with self._stack:
@@ -156,14 +157,18 @@ class MemberApp(ABC):
     ) -> None:
         await self._stack.__aexit__(kind, error, traceback)
 
-    async def until(self, stop: StopSignal) -> RoleChange | None:
-        """Wait for a signal to stop (None), or for the end of this role."""
+    async def until(self, stop: StopSignal) -> None:
+        """Wait for a signal to stop, or for the end of this role."""
         await race(stop.wait(), self._ended.wait())
         if stop.is_set and self._change is None:
             await self._retire()
         if stop.is_set:
             self._show_role("")  # a pod that ends has none
-        return None if stop.is_set else self._change
+
+    @property
+    def change(self) -> RoleChange | None:
+        """The next role, once this one has closed; None: a signal to stop has come."""
+        return None if self.stopping else self._change
 
     @property
     def events(self) -> EventRecorder:
@@ -177,10 +182,16 @@ class MemberApp(ABC):
 
     def _report(self) -> None:
         """From now on Kubernetes shows what happens to this member."""
-        self._reporter = reporter = open_reporter(self._config, WRITER, self._clock)
-        self._registry.register(EventCollector(reporter))
-        if reporter is not None:
-            self._stack.push_async_callback(asyncio.to_thread, reporter.close)
+        if self._reporter is None:
+            self._reporter = open_reporter(self._config, WRITER, self._clock)
+        self._registry.register(EventCollector(self._reporter))
+        if self._reporter is not None:
+            self._stack.push_async_callback(self._end_reports, self._reporter)
+
+    async def _end_reports(self, reporter: PodReporter) -> None:
+        """The next role goes on with the reporter: none waits for what it has to write."""
+        if self.change is None:
+            await asyncio.to_thread(reporter.close)
 
     def _show_role(self, role: str) -> None:
         if self._reporter is not None:
@@ -200,7 +211,8 @@ class MemberApp(ABC):
     @abstractmethod
     async def _open(self, context: MemberContext) -> Parts | None:
         """Open the store and put the parts together. None after :meth:`become`, and when a signal
-        to stop came first. RecoveryStopped: the signal came during recovery.
+        to stop came first; then the store is closed. RecoveryStopped: the signal came during
+        recovery.
         """
 
     def become(
@@ -211,7 +223,7 @@ class MemberApp(ABC):
         *,
         heard_s: float | None = None,
     ) -> None:
-        """This process is to be replaced."""
+        """This role is to end, and that of ``module`` follows."""
         assert module in (WRITER_MODULE, FOLLOWER_MODULE), module
         if self._change is not None:
             return
@@ -230,10 +242,16 @@ class MemberApp(ABC):
             elections=counts,
             clocks=self._clocks.readings,
             unplanned_ms=self._unplanned.time_ms,
+            reporter=self._reporter,
         )
         self._change = change.after(self._before, self._clock.boottime_s())
         log.info("role ends", extra=fields(next=module, reason=reason))
         self._ended.set()
+
+    def pass_on(self, store: FollowerStore) -> None:
+        """The next role goes on with the open ``store``, which nothing uses any more."""
+        assert self._change is not None, "a role that lasts needs its store"
+        self._change = replace(self._change, store=store)
 
     def _progress(self) -> RecoveryProgress:
         """For opening the store."""
@@ -312,14 +330,14 @@ class MemberApp(ABC):
         port = self._config.metrics_port
         labels = self._metrics.process_labels
         metrics = start_metrics_server(self._registry, host=host, port=port, labels=labels)
-        self._stack.callback(metrics.close)
+        self._stack.push_async_callback(asyncio.to_thread, metrics.close)
         self._metrics_port = metrics.port
         self.metrics_address = join_address(host, metrics.port)
 
     async def _drain(self, parts: Parts) -> None:
         log.info("draining")
         await self._ports.begin_drain()
-        # A follower that is about to be replaced stays in the routes. Its writer has just left
+        # A follower that is about to lead stays in the routes. Its writer has just left
         # them: without both the group would be gone, and consumers would give its queues back.
         if self._change is None or self.role == WRITER:
             await parts.registrar.unregister()

@@ -9,8 +9,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from cometmq.clock import Clock
+from cometmq.member.role_change import RoleChange
 from cometmq.messaging.believed_clock import BelievedClock
-from cometmq.reexec import RoleChange
 from cometmq.replication.clock_comparison import ClockComparison
 from cometmq.telemetry import OutageLogger
 
@@ -26,8 +26,8 @@ def member_name(member_id: int) -> str:
 
 class Clocks(Collector):
     """Belongs to the event loop; metrics are read off in the scraper's thread. ``skew_s_max``: a
-    clock that differs by more from what most clocks show is off. ``before``: the process that this
-    one has replaced, on the same machine.
+    clock that differs by more from what most clocks show is off. ``before``: the role before this
+    one, of the same process.
     """
 
     def __init__(self, clock: Clock, skew_s_max: float, before: RoleChange | None) -> None:
@@ -40,7 +40,7 @@ class Clocks(Collector):
 
     @property
     def readings(self) -> dict[str, tuple[int, ...]]:
-        """For the process that comes in the place of this one."""
+        """For the next role of this process."""
         return {name: tuple(one) for name, one in self._comparison.readings.items()}
 
     def boot_ms(self) -> int:

@@ -1,7 +1,6 @@
 """How often this member came to lead, and how long its group had no writer then: metrics.
 
-Counts survive changes of role, which replace the process (:mod:`cometmq.reexec`). A started process
-begins at 0.
+Counts survive changes of role: each role has metrics of its own. A started process begins at 0.
 """
 
 from __future__ import annotations
@@ -10,12 +9,12 @@ from collections import Counter as Counts
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from cometmq.reexec import RoleChange
+from cometmq.member.role_change import RoleChange
 from cometmq.replication.lease import Reason
 
 
 class Elections:
-    """``before``: what the process in whose place this one came had to say."""
+    """``before``: what the role before this one had to say."""
 
     def __init__(self, registry: CollectorRegistry, before: RoleChange | None) -> None:
         self._before = before
@@ -37,7 +36,7 @@ class Elections:
 
     @property
     def counts(self) -> dict[str, int]:
-        """For the process that comes in the place of this one."""
+        """For the next role of this process."""
         return dict(self._counts)
 
     def won(self, reason: Reason) -> None:

@@ -1,5 +1,8 @@
-"""``__main__`` of a member: signals and health first, then imports, then the role, until a signal
-or another role ends it.
+"""A member as a process: health first, then imports, then one role after the other, until a signal
+or an error ends it.
+
+Each role has an event loop, ports and objects of its own. What it passes to the next is a
+:class:`~cometmq.member.role_change.RoleChange`, and nothing else.
 """
 
 from __future__ import annotations
@@ -7,19 +10,20 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from cometmq import reexec
 from cometmq.clock import SystemClock
 from cometmq.config import load
 from cometmq.errors import ConfigInvalid
 from cometmq.member.config import MemberConfig
 from cometmq.member.listen import new_ports
-from cometmq.reexec import RoleChange
-from cometmq.rpc.process import StopSignal, settle
+from cometmq.member.role_change import FOLLOWER_MODULE, WRITER_MODULE, RoleChange, delay_s
+from cometmq.rpc.process import Main, StopSignal, settle
 
 if TYPE_CHECKING:
     from cometmq.member.app import MemberApp
@@ -29,33 +33,61 @@ BIND_TRIES_MAX = 50
 BIND_RETRY_S = 0.1
 
 
-async def live(stop: StopSignal, load_app: Callable[[], type[MemberApp]]) -> RoleChange | None:
-    """Be a member; ``load_app`` imports the role. Returns the role that comes next, None: none."""
-    before = reexec.received(os.environ)
+async def live(module: str, before: RoleChange | None, stop: StopSignal) -> Main | None:
+    """Have the role of ``module``, after the role change ``before``. Returns the role that comes
+    next; None: a signal to stop has come.
+    """
     config = load(MemberConfig, argv=sys.argv[1:], environ=os.environ)
     if before is not None:
         config = with_ports(config, before.ports)
-    if config.cpu_affinity:
+    elif config.cpu_affinity:
         set_affinity(config.cpu_affinity)
     ports = await bound(config, rebinding=before is not None)
     try:
-        app_class = load_app()
-
         from cometmq.telemetry import setup_logging
 
         setup_logging(level=config.log_level, form=config.log_form)
-        await _wait(stop, reexec.delay_s(before, SystemClock().boottime_s()))
+        app_class = load_app(module)
+        await _wait(stop, delay_s(before, SystemClock().boottime_s()))
         if stop.is_set:
+            if before is not None:
+                await asyncio.to_thread(before.end_reports)
             return None
-        async with app_class(config, ports, before=before, stop=stop) as app:
+        app = app_class(config, ports, before=before, stop=stop)
+        async with _other_role(config, module), app:
             settle(config.trace_limit_ms)
-            return await app.until(stop)
+            await app.until(stop)
+        change = app.change
+        return None if change is None else partial(live, change.module, change)
     finally:
         await ports.stop(0)
+        if before is not None:
+            await asyncio.to_thread(before.close_store)
+
+
+def load_app(module: str) -> type[MemberApp]:
+    """The role of a service, which is not imported before: services do not know each other."""
+    app: type[MemberApp] = import_module(f"{module}.app").App
+    return app
+
+
+@asynccontextmanager
+async def _other_role(config: MemberConfig, module: str) -> AsyncIterator[None]:
+    """Import the writer while the store of a follower is opened: it may lead as soon as that is
+    done, and a group waits for a writer.
+    """
+    if not config.lease or module != FOLLOWER_MODULE:
+        yield
+        return
+    importing = asyncio.create_task(asyncio.to_thread(load_app, WRITER_MODULE))
+    try:
+        yield
+    finally:
+        await importing
 
 
 def with_ports(config: MemberConfig, ports: Mapping[str, int]) -> MemberConfig:
-    """The options with the ports that the process before had bound."""
+    """The options with the ports that the role before had bound."""
     return replace(
         config,
         port=ports["port"],
@@ -81,9 +113,9 @@ async def bound(config: MemberConfig, *, rebinding: bool) -> Ports:
     return ports
 
 
-async def _wait(stop: StopSignal, delay_s: float) -> None:
+async def _wait(stop: StopSignal, seconds: float) -> None:
     with suppress(TimeoutError):
-        async with asyncio.timeout(delay_s):
+        async with asyncio.timeout(seconds):
             await stop.wait()
 
 

@@ -1,8 +1,8 @@
 """When a member last began without a plan: a metric. A planned restart closes the store, and an
 ordered change of role has its reason; what is left are crashes, and roles that were lost.
 
-The time survives changes of role, which replace the process (:mod:`cometmq.reexec`): a member that
-crashed takes its role back within a second, before anybody has read its metrics.
+The time survives changes of role: a member that crashed takes its role back within a second, before
+anybody has read its metrics.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from cometmq.clock import Clock
 from cometmq.member.lease.lease_holder import DEPOSED
-from cometmq.reexec import RoleChange
+from cometmq.member.role_change import RoleChange
 from cometmq.replication.lease import Reason
 from cometmq.store.layout import ABORT
 
@@ -30,7 +30,7 @@ UNPLANNED = frozenset(
 
 
 class UnplannedStart:
-    """``before``: what the process in whose place this one came had to say."""
+    """``before``: what the role before this one had to say."""
 
     def __init__(
         self, registry: CollectorRegistry, before: RoleChange | None, clock: Clock
@@ -42,15 +42,16 @@ class UnplannedStart:
             "ordered, Unix time; 0: it never did.",
             registry=registry,
         )
-        self.time_ms = 0  # of the last one in this process, also of its programs before; 0: none
+        self._is_open = before is not None and before.store is not None
+        self.time_ms = 0  # of the last one in this process, in any role; 0: none
         if before is not None:
             self._note(self._started_ms if before.reason in UNPLANNED else before.unplanned_ms)
 
     def look(self, store_path: Path) -> None:
-        """Call it before the store is opened: did the process before close it? A recovery that is
+        """Call it before the store is opened: was it closed, or is it open? A recovery that is
         killed again and again is seen, too.
         """
-        if (store_path / ABORT).exists():
+        if not self._is_open and (store_path / ABORT).exists():
             self._note(self._started_ms)
 
     def _note(self, time_ms: int) -> None:

@@ -196,7 +196,7 @@ class Election:
     def _wait_s(self, record: LeaseRecord, me: ReplicaStatus, now_s: float) -> float:
         """How long until the lease counts as abandoned."""
         wait_s = max(record.duration_s, self._duration_s)
-        if not record.opened:  # its holder becomes another program now, and cannot renew meanwhile
+        if not record.opened:  # its holder changes its role now, and does not renew meanwhile
             wait_s *= OPENING_DURATIONS
         if not record.released and me.replica_id not in record.in_sync:
             wait_s += LAGGARD_WAIT_S

@@ -50,14 +50,17 @@ class MetricsServer:
         self._server.serve_forever(LOOK_S)
 
     def close(self) -> None:
-        """Stop serving and give the port back."""
+        """Stop serving, break connections off, give the port back. Blocking, while an answer is
+        made.
+        """
         stopping = threading.Thread(target=self._server.shutdown)
         stopping.start()
         while stopping.is_alive():
             with contextlib.suppress(OSError):
                 socket.create_connection((self._host, self.port), timeout=0.1).close()
             stopping.join(0.01)
-        self._server.server_close()
+        self._server.break_off()
+        self._server.server_close()  # waits for the threads of connections
         self._thread.join()
 
 
@@ -96,6 +99,7 @@ class _Server(ThreadingWSGIServer):
     """Has at most CONNECTIONS_MAX connections: a new one replaces the oldest."""
 
     request_queue_size = CONNECTIONS_MAX
+    daemon_threads = False  # none reads what is served here after the end
 
     def __init__(self, *arguments: Any) -> None:
         self._lock = threading.Lock()
@@ -111,6 +115,13 @@ class _Server(ThreadingWSGIServer):
                     oldest.shutdown(socket.SHUT_RDWR)  # its thread ends and closes it
             self._connections[request] = None
         super().process_request(request, client_address)
+
+    def break_off(self) -> None:
+        """No connection waits for its peer any more."""
+        with self._lock:
+            for connection in self._connections:
+                with contextlib.suppress(OSError):  # its peer has gone
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def shutdown_request(self, request: Any) -> None:
         with self._lock:

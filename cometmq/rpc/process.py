@@ -1,5 +1,7 @@
-"""What every service's ``__main__`` does: signals first, one event loop, the announce file, and the
-change into another role when the loop has ended.
+"""What every service's ``__main__`` does: signals first, an event loop, the announce file.
+
+A program may have several parts, one after the other, as a member has roles. Each has an event loop
+of its own, which ends with all tasks and threads of that part: nothing of it is left in the next.
 """
 
 from __future__ import annotations
@@ -10,17 +12,19 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from cometmq import reexec
 from cometmq.errors import CometError
 from cometmq.flight_recorder import name_threads, recorder
-from cometmq.reexec import STOP_SIGNALS, TRACE_SIGNAL, RoleChange
 from cometmq.rpc.descriptors import raise_limit
 from cometmq.rpc.memory import keep_freed
 from cometmq.rpc.polling import poll_in_one_thread
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+TRACE_SIGNAL = signal.SIGUSR2  # the flight recorder keeps its ring
 
 
 def settle(trace_limit_ms: int) -> None:
@@ -32,6 +36,15 @@ def settle(trace_limit_ms: int) -> None:
     name_threads()
 
 
+def release() -> None:
+    """Free what :func:`settle` took from the collector, as far as nothing refers to it any more.
+    What comes next is a start again.
+    """
+    recorder.limit_ms = 0
+    gc.unfreeze()
+    gc.collect()
+
+
 class StopSignal:
     """SIGTERM or SIGINT as something to wait for. Made before anything slow: none is missed."""
 
@@ -39,7 +52,6 @@ class StopSignal:
         self._came = False
         self._event = asyncio.Event()
         self._listen()
-        reexec.take_signals()  # a predecessor may have held them
 
     @property
     def is_set(self) -> bool:
@@ -52,6 +64,9 @@ class StopSignal:
 
     def bind(self) -> None:
         """From now on the running loop is woken by the signals."""
+        self._event = asyncio.Event()  # that of a loop before belongs to it
+        if self._came:
+            self._event.set()
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self.set)
@@ -73,11 +88,14 @@ class StopSignal:
         await self._event.wait()
 
 
-def run(main: Callable[[StopSignal], Coroutine[Any, Any, RoleChange | None]]) -> int:
-    """Run ``main`` in a uvloop until it returns. The exit status: 0, or 1 for a catalogue error.
+Main: TypeAlias = Callable[[StopSignal], Coroutine[Any, Any, "Main | None"]]
+"""A part of a program; it returns the part that comes next, or None."""
 
-    The error goes to standard error with its advice. When ``main`` returns a role change, and no
-    signal to stop has come, the process is replaced.
+
+def run(main: Main) -> int:
+    """Run ``main`` in a uvloop until it returns, then in another what it returned, until that is
+    None. The exit status: 0, or 1 for a catalogue error, which goes to standard error with its
+    advice.
     """
     _keep_at_signal()
     stop = StopSignal()
@@ -90,25 +108,36 @@ def run(main: Callable[[StopSignal], Coroutine[Any, Any, RoleChange | None]]) ->
     try:
         from cometmq.rpc.recorded_loop import RecordedLoop
 
-        with asyncio.Runner(loop_factory=RecordedLoop) as runner:
-            change = runner.run(_bound(main, stop))
+        parts = [main]
+        while parts:
+            with asyncio.Runner(loop_factory=RecordedLoop) as runner:
+                parts += runner.run(_bound(parts.pop(), stop))
+            _assert_ended()
     except (CometError, ExceptionGroup) as error:
         return _report(error)
-    if change is not None:
-        reexec.hold_signals()  # from here on they are the successor's
-        if not stop.is_set:
-            reexec.replace_process(sys.argv[1:], change)
     return 0
 
 
-async def _bound(
-    main: Callable[[StopSignal], Coroutine[Any, Any, RoleChange | None]], stop: StopSignal
-) -> RoleChange | None:
+def _assert_ended() -> None:
+    """Nothing of a part goes on: the runner ends tasks and the threads of the loop, the part its
+    own. Threads that belong to the process are daemons.
+    """
+    left = [one.name for one in threading.enumerate() if not one.daemon]
+    assert left == [threading.main_thread().name], f"threads that were to end: {left}"
+
+
+async def _bound(main: Main, stop: StopSignal) -> list[Main]:
+    """Run ``main``; what comes next, if anything does."""
     stop.bind()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(TRACE_SIGNAL, recorder.keep, TRACE_SIGNAL.name)
     try:
-        return await main(stop)
+        following = await main(stop)
+        if following is None:
+            return []
+        del main  # it refers to what it was given; no caller does
+        release()  # in the loop, where gRPC gives up what belongs to it
+        return [following]
     finally:
         loop.remove_signal_handler(TRACE_SIGNAL)
         _keep_at_signal()

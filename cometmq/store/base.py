@@ -402,6 +402,11 @@ class BaseStore:
         finally:
             self.abandon()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it can still be written: it was not closed, and its disk has not failed."""
+        return self._failure is None
+
     def abandon(self) -> None:
         """Let the folder go and write nothing, as if the process had died. Again does nothing."""
         self._failure = self._failure or StoreFailed("the store is closed")

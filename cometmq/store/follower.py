@@ -134,6 +134,31 @@ class FollowerStore(BaseStore):
             yield found
             at = found.end - offset
 
+    # --- leading: no other thread uses the store --------------------------------------------------
+
+    @property
+    def needs_opening(self) -> bool:
+        """Whether a writer has to open the folder again: only an opening mends queues and takes
+        over what another program left.
+        """
+        opened = self._opened
+        is_odd = self.has_damage or self.state_lost is not None or opened.dispatcher.is_damaged
+        return is_odd or self.adoption is not None
+
+    def give_up(self) -> OpenedStore:
+        """The open folder, for a writer: all that was copied is on the disk and in its queue. This
+        object writes nothing any more. After an error the folder is free.
+        """
+        assert not self.needs_opening
+        offset, size = self._last_span()
+        try:
+            self._guarded(lambda: self._opened.settle(offset, size))
+        except BaseException:
+            self.abandon()
+            raise
+        self._failure = StoreFailed("the store is a writer's now")
+        return self._opened
+
     # --- cutting: no other thread uses the store --------------------------------------------------
 
     def keep_aside(self, offset: int) -> int:

@@ -28,6 +28,7 @@ from cometmq.model import QueueKey
 from cometmq.store import layout
 from cometmq.store.base import BaseStore
 from cometmq.store.disk.files import Files, OsFiles, permissions
+from cometmq.store.follower import FollowerStore
 from cometmq.store.recovery.opening import Approve, OpenedStore, StoreOptions
 from cometmq.store.recovery.recovery import Progress
 from cometmq.store.recovery.replay import Observer
@@ -117,6 +118,30 @@ class MessageStore(BaseStore):
         opened = OpenedStore(directory, options, files)
         try:
             opened.open(observer, progress, approve)
+            opened.begin_epoch(epoch_floor)
+            _warn_of_the_future(opened, clock)
+            return cls(opened, options, clock)
+        except BaseException:
+            opened.release()
+            raise
+
+    @classmethod
+    def of_follower(
+        cls,
+        follower: FollowerStore,
+        options: StoreOptions,
+        *,
+        clock: Clock,
+        epoch_floor: int,
+        approve: Approve,
+    ) -> MessageStore:
+        """The store of a member that followed and writes from now on; ``follower`` gives it up.
+        Arguments and errors as of :meth:`open`; a refusal leaves a folder to recover.
+        """
+        assert not options.transient_bytes_max, "a follower opens without the transient store pool"
+        opened = follower.give_up()
+        try:
+            opened.show_to(approve)
             opened.begin_epoch(epoch_floor)
             _warn_of_the_future(opened, clock)
             return cls(opened, options, clock)

@@ -6,25 +6,14 @@ Signals and health come first; what takes time to import, and recovery, come aft
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
-from cometmq.rpc.process import StopSignal, run
-
-if TYPE_CHECKING:
-    from cometmq.member.app import MemberApp
-    from cometmq.reexec import RoleChange
+from cometmq.rpc.process import Main, StopSignal, run
 
 
-def load_app() -> type[MemberApp]:
-    from services.broker.app import App
-
-    return App
-
-
-async def main(stop: StopSignal) -> RoleChange | None:
+async def main(stop: StopSignal) -> Main | None:
     from cometmq.member.main import live
 
-    return await live(stop, load_app)
+    return await live("services.broker", None, stop)
 
 
 if __name__ == "__main__":

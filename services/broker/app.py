@@ -14,13 +14,14 @@ from typing import Any
 from prometheus_client.registry import Collector
 
 from cometmq.errors import CometError, LeaseUnavailable, StaleEpoch
-from cometmq.member.app import FOLLOWER_MODULE, WRITER, MemberApp
+from cometmq.member.app import WRITER, MemberApp
 from cometmq.member.clocks import GuardedClock
 from cometmq.member.context import MemberContext
 from cometmq.member.lease.lease_holder import DEPOSED, Deposed, LeaseHolder
 from cometmq.member.lease.stores import Lease, Reading, open_lease
 from cometmq.member.pod.events import EventReason
 from cometmq.member.registration import Registrar
+from cometmq.member.role_change import FOLLOWER_MODULE
 from cometmq.member.rpc import convert
 from cometmq.member.rpc.servicers import Servicers
 from cometmq.member.state.keeper import StateDemands
@@ -49,7 +50,7 @@ RETIRE_S_MAX = 5.0  # that a hand-over may delay a stop
 
 class App(MemberApp):
     """The writer of a broker group. With a lease it must be the recorded holder, which haslave saw
-    to before it called this program; if it is not, it becomes a follower.
+    to before its role ended; if it is not, it becomes a follower.
     """
 
     name = "broker"
@@ -144,6 +145,7 @@ class App(MemberApp):
             keeps_positions=reason.keeps_positions,
             branches=() if lease is None else lease.epochs,
             progress=self._progress(),
+            follower=None if before is None else before.store,
         )
 
     def _parts(self, context: MemberContext, opened: Opened, holder: LeaseHolder | None) -> _Parts:

@@ -3,8 +3,8 @@
 
 Every member of a group is born here. It opens its store, looks at the lease, and either leads at
 once, without ever having served, or follows until it may. What ends it: the lease (then it becomes
-``services.broker``), or a log that went another way than the writer's (then, after everything else
-has stopped, the log is cut, and the process begins again).
+``services.broker``, which goes on with the open store), or a log that went another way than the
+writer's (then, after everything else has stopped, the log is cut, and a follower begins again).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from prometheus_client.registry import Collector
 
-from cometmq.member.app import FOLLOWER, FOLLOWER_MODULE, WRITER_MODULE, MemberApp
+from cometmq.member.app import FOLLOWER, MemberApp
 from cometmq.member.context import MemberContext, MemberCore
 from cometmq.member.lease.peers import Peers
 from cometmq.member.lease.stores import open_lease
@@ -27,11 +27,12 @@ from cometmq.member.pod.events import EventReason
 from cometmq.member.read.group_progress import GroupReads
 from cometmq.member.read.replica_selector import ReplicaSelector
 from cometmq.member.registration import Registrar
+from cometmq.member.role_change import FOLLOWER_MODULE, WRITER_MODULE
 from cometmq.member.rpc.admin_servicer import AdminReadServicer
 from cometmq.member.rpc.broker_servicer import ReadServicer
 from cometmq.member.rpc.servicers import Servicers
 from cometmq.member.state.follower import FollowerStorage, cut
-from cometmq.member.state.opening import OpenedFollower, open_copy
+from cometmq.member.state.opening import OpenedFollower, can_lead, open_copy
 from cometmq.messaging.replica_selection import ReadReplica
 from cometmq.messaging.state import BrokerState
 from cometmq.replication.election import Follow, Lead, ReplicaStatus
@@ -78,8 +79,8 @@ class App(MemberApp):
         elector = Elector(lease, config.lease_duration_s, status, peers, clock, context.events)
         step = await elector.look()
         if isinstance(step, Lead):
-            await asyncio.to_thread(storage.close)
             self.lead(step, opened.store, None)
+            await asyncio.to_thread(self.end_store, storage)
             return None
         parts = _Parts(self, context, opened, storage, elector)
         self._following = parts.following
@@ -100,6 +101,17 @@ class App(MemberApp):
     def lead(self, lead: Lead, store: FollowerStore, heard_s: float | None) -> None:
         """The lease is ours. ``heard_s``: when the last frame of the writer before came."""
         self.become(WRITER_MODULE, lead.reason.value, store.appended_offset, heard_s=heard_s)
+
+    def end_store(self, storage: FollowerStorage) -> None:
+        """Nothing follows any more: the store is for the writer that this member becomes, or it is
+        closed. Blocking.
+        """
+        storage.end_threads()
+        leads = self.change is not None and self.change.module == WRITER_MODULE
+        if leads and not storage.failed and can_lead(self._config, storage.store):
+            self.pass_on(storage.store)
+        else:
+            storage.close()
 
 
 def _replica_status(
@@ -283,11 +295,11 @@ class _Parts:
 
     def _close(self) -> None:
         self._core.retention.close()
-        self._storage.end_threads()
         if self._cut is not None and not self._storage.failed:
+            self._storage.end_threads()
             if self._cut.whole:
                 self._store.reset_to(self._cut.offset)
             else:
                 assert self._cut.offset <= self._store.appended_offset
                 cut(self._store, self._cut.offset)
-        self._storage.close()
+        self._app.end_store(self._storage)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from unittest import mock
 from zlib import crc32
 
+import pytest
 from hypothesis import event
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -25,10 +26,10 @@ from hypothesis.stateful import (
     rule,
 )
 
-from cometmq.errors import MessageNotFound
+from cometmq.errors import MessageNotFound, StoreFailed
 from cometmq.format.batch import BatchLimits
 from cometmq.member.state.follower import FollowerStorage, cut
-from cometmq.member.state.opening import open_copy, open_writer
+from cometmq.member.state.opening import can_lead, open_copy, open_writer
 from cometmq.member.state.statelog import encode_record
 from cometmq.member.storage.authority import SoleWriter
 from cometmq.member.storage.flusher import FlushPolicy
@@ -77,6 +78,7 @@ class WriterAndFollower(RuleBasedStateMachine):
         self.ends: list[int] = []
         self.connected = False
         self.opened = False
+        self.folders = ["first", "second"]  # the writer's, the follower's
         self.boot_id = mock.patch.object(OsFiles, "boot_id", self.boot)
         self.boot_id.start()
 
@@ -102,14 +104,18 @@ class WriterAndFollower(RuleBasedStateMachine):
             max_index_num=8,
         )
 
-    def open_writer(self) -> None:
-        found = open_writer(self.config("writer"), BatchLimits(), HOST, self.clock)
+    def open_writer(self, follower: FollowerStorage | None = None, floor: int = 0) -> None:
+        config = self.config(self.folders[0])
+        store = None if follower is None else follower.store
+        found = open_writer(
+            config, BatchLimits(), HOST, self.clock, epoch_floor=floor, follower=store
+        )
         self.state = found.state
         self.writer = MemberStorage(found.store, POLICY, self.clock, SoleWriter())
         self.ends = []
 
     def open_copy(self) -> None:
-        found = open_copy(self.config("copy"), self.clock)
+        found = open_copy(self.config(self.folders[1]), self.clock)
         self.copied = found.state.state
         self.copy = FollowerStorage(found.store, found.state, POLICY, self.clock)
         self.connected = False
@@ -210,7 +216,7 @@ class WriterAndFollower(RuleBasedStateMachine):
         event(f"power cut loses {'something' if end < store.appended_offset else 'nothing'}")
         self.writer.end_threads()
         store.abandon()
-        erase(self.folder / "writer" / "store" / "commitlog", end)
+        erase(self.folder / self.folders[0] / "store" / "commitlog", end)
         self.boots += 1
         self.open_writer()
         self.connected = False
@@ -282,8 +288,33 @@ class WriterAndFollower(RuleBasedStateMachine):
         self.copy.end_threads()
         store.abandon()
         if power:
-            erase(self.folder / "copy" / "store" / "commitlog", store.flushed_offset)
+            erase(self.folder / self.folders[1] / "store" / "commitlog", store.flushed_offset)
             self.boots += 1
+        self.open_copy()
+
+    @rule(first_catches_up=st.booleans(), writer_dies=st.booleans())
+    def follower_leads(self, first_catches_up: bool, writer_dies: bool) -> None:
+        """It goes on with its open store. The writer before comes back as a follower."""
+        if first_catches_up:
+            self.catch_up()
+        before, after = self.writer, self.copy
+        if writer_dies:
+            before.end_threads()
+            before.store.abandon()
+        else:
+            before.close()
+        after.end_threads()
+        self.folders.reverse()
+        keys = set(after.store.queues()) - {(STATE_TOPIC, STATE_QUEUE_ID)}
+        bounds = {key: after.store.queue_bounds(*key) for key in keys}
+        end = after.store.appended_offset
+        assert can_lead(self.config(self.folders[0]), after.store)
+        self.open_writer(after, before.store.epoch)
+        assert self.writer.store.epoch > before.store.epoch
+        assert self.writer.store.epochs[-1] == (self.writer.store.epoch, end)
+        assert {key: self.writer.store.queue_bounds(*key) for key in keys} == bounds
+        with pytest.raises(StoreFailed):
+            after.store.flush_log()
         self.open_copy()
 
     @rule()

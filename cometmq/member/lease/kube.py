@@ -1,8 +1,8 @@
 """The little that a member needs of Kubernetes' API: JSON over HTTPS, with the rights of this pod.
 
-The official client takes two seconds to import, in every process and again after each change of its
-role. A connection for each call: there is one every second or two, none is found broken, and
-what the kubelet has replaced meanwhile (the token, at least once an hour) is read again.
+The official client takes two seconds to import, in every process. A connection for each call: there
+is one every second or two, none is found broken, and what the kubelet has replaced meanwhile (the
+token, at least once an hour) is read again.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 from urllib.parse import urlsplit
-
-import yaml
 
 from cometmq.errors import LeaseUnavailable
 
@@ -49,7 +47,7 @@ class Access:
 
 def access(environ: Mapping[str, str] = os.environ, pod: Path = POD) -> Access:
     """That of KUBECONFIG where it is set, else of the pod we run in, else of the user's kubeconfig.
-    Raises OSError, ValueError, KeyError, TypeError, yaml.YAMLError.
+    Raises OSError, ValueError, KeyError, TypeError.
     """
     host = environ.get("KUBERNETES_SERVICE_HOST")
     if "KUBECONFIG" in environ:
@@ -63,7 +61,12 @@ def access(environ: Mapping[str, str] = os.environ, pod: Path = POD) -> Access:
 
 def from_kubeconfig(path: Path) -> Access:
     """The current context of a kubeconfig. Programs that fetch tokens are not asked."""
-    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    import yaml  # here, because pods need no kubeconfig
+
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no YAML: {error}") from error
 
     def named(kind: str, name: str) -> Body:
         found: Body = next(e[kind] for e in config[f"{kind}s"] if e["name"] == name)
@@ -105,7 +108,7 @@ class KubeApi:
         """
         try:
             there = self._find()
-        except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise LeaseUnavailable(f"no Kubernetes API is configured: {_reason(error)}") from error
         try:
             return _exchange(there, method, path, body, timeout_s, content_type)

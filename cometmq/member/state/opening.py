@@ -89,26 +89,32 @@ def open_writer(
     keeps_positions: bool = True,
     branches: EpochBranches = (),
     progress: Progress | None = None,
+    follower: FollowerStore | None = None,
 ) -> Opened:
     """Open the store for writing, in an epoch above ``epoch_floor``. ``log_end``: where the writer
     before handed its log over, of which we have everything. ``keeps_positions`` False: consumers
     may have seen messages of other logs, so positions are fenced from where our log parts from
-    those, by ``branches``. ``progress`` hears how far recovery is.
+    those, by ``branches``. ``progress`` hears how far recovery is. ``follower``: the store as this
+    member had it open until now, see :func:`can_lead`; it is given up.
 
     Raises what ``MessageStore.open`` raises, StateTooNew and StoreDamaged; then the folder is free
     again.
     """
     started_s = clock.monotonic_s()
     approval = _WriterApproval(_new_state(config), config.store_path, log_end)
-    store = MessageStore.open(
-        config.store_path,
-        _store_options(config, limits),
-        clock=clock,
-        epoch_floor=epoch_floor,
-        observer=QueueChanges(),
-        progress=progress,
-        approve=approval,
+    options = _store_options(config, limits)
+    begin = (
+        partial(MessageStore.of_follower, follower, options)
+        if follower is not None
+        else partial(
+            MessageStore.open,
+            config.store_path,
+            options,
+            observer=QueueChanges(),
+            progress=progress,
+        )
     )
+    store = begin(clock=clock, epoch_floor=epoch_floor, approve=approval)
     state, stored_ms = approval.state, store.last_store_time_ms
     try:
         assert log_end is None or store.appended_offset == log_end
@@ -350,6 +356,13 @@ def open_copy(
         raise
     follower = FollowerState(state, new_state, whole=whole)
     return OpenedFollower(store, follower, _log_opened(store, clock.monotonic_s() - started_s))
+
+
+def can_lead(config: MemberConfig, store: FollowerStore) -> bool:
+    """Whether :func:`open_writer` can go on with a follower's open store. Without the transient
+    store pool, which a follower does not have, and with nothing that an opening has to mend.
+    """
+    return store.is_open and not store.needs_opening and not config.transient_bytes_max
 
 
 class _FollowerApproval:

@@ -125,7 +125,7 @@ class OpenedStore:
         with permissions():
             found = self._plan(observer, progress)
         if approve is not None:
-            approve(Preview(self))
+            self.show_to(approve)
         shape.warn_if_public(self.files, self.paths)
         self._is_changed = True
         try:
@@ -134,6 +134,10 @@ class OpenedStore:
         except StoreFailed:
             self.note_failure()
             raise
+
+    def show_to(self, approve: Approve) -> None:
+        """Raises what ``approve`` raises about what the store holds."""
+        approve(Preview(self))
 
     def _plan(self, observer: Observer | None, progress: Progress | None) -> _Found:
         """What is there and what has to be done; reads only."""
@@ -275,6 +279,15 @@ class OpenedStore:
 
     def _last_span(self) -> Span:
         return self.last.log_offset, self.last.size
+
+    def settle(self, last_offset: int, last_size: int) -> None:
+        """Leave an open store as :meth:`open` leaves one; ``last_*`` name the log's last record."""
+        self.log.zero_dirty_tail()
+        self.dispatcher.catch_up()
+        self.dispatcher.reached(self.log.end)
+        self.log.flush()
+        self.last = LastRecord(last_offset, last_size, self.log.end[1])
+        reserve.use(self.files, self.paths.reserve)
 
     # --- epochs -----------------------------------------------------------------------------------
 

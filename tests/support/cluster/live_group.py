@@ -1,5 +1,5 @@
-"""Members of a broker group in the test's own loop. What a process does by exec is done here by
-taking the next App: the same ports, the same folder.
+"""Members of a broker group in the test's own loop, one App after the other: the same ports, the
+same folder. In a process each has an event loop of its own.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import grpc
 
 from cometmq.clock import Clock
 from cometmq.errors import StoreFailed
-from cometmq.member.app import FOLLOWER_MODULE, MemberApp
+from cometmq.member.app import MemberApp
 from cometmq.member.config import MemberConfig
 from cometmq.member.main import bound, with_ports
+from cometmq.member.role_change import FOLLOWER_MODULE, RoleChange
 from cometmq.member.state import opening
 from cometmq.member.state.follower import FollowerStorage
 from cometmq.member.storage.member_storage import MemberStorage
-from cometmq.reexec import RoleChange
 from cometmq.rpc.channels import open_channel
 from cometmq.store.base import BaseStore
 from cometmq.v1 import member_pb2, member_pb2_grpc
@@ -79,21 +79,23 @@ class LiveMember:
             ports = await bound(self.config, rebinding=self._internal_address != "")
             try:
                 app = APPS[module](self.config, ports, before=before, clock=self.clock)
-                before = await self._play(app, ports.clients.address, ports.internal.address)
+                change = await self._play(app, ports.clients.address, ports.internal.address)
             finally:
                 self.role = ""
                 await ports.stop(0)
-            if before is None:
+                if before is not None:
+                    await asyncio.to_thread(before.close_store)
+            if change is None:
                 return
-            self.changes.append(before)
-            module = before.module
+            before = change
+            self.changes.append(change)
+            module = change.module
             # Not the port of the metrics: between two lives in one process it may be taken.
             self.config = replace(
-                with_ports(self.config, before.ports), metrics_port=self.config.metrics_port
+                with_ports(self.config, change.ports), metrics_port=self.config.metrics_port
             )
 
     async def _play(self, app: MemberApp, *addresses: str) -> RoleChange | None:
-        ended: RoleChange | None = None
         try:
             async with app:
                 self._app = app
@@ -112,11 +114,14 @@ class LiveMember:
                 for wait in waits:
                     wait.cancel()
                 self.role = ""
-                ended = app._change
         except* StoreFailed:
             if not self._crashed:
                 raise
-        return None if self._stop.is_set() else ended
+        if self._stop.is_set():
+            if app.change is not None:
+                await asyncio.to_thread(app.change.close_store)
+            return None
+        return app.change
 
     def reconfigure(self, **options: Any) -> None:
         """Options of the next life."""

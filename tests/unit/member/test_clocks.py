@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from cometmq.member.clocks import Clocks, member_name
 from cometmq.member.metrics import MemberMetrics
-from cometmq.reexec import RoleChange
+from cometmq.member.role_change import RoleChange
 from services.broker.delay.believed_time import BelievedTime
 from tests.support.stores.small_stores import START_MS, WallClock
 

@@ -3,18 +3,15 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from cometmq.member.election_metrics import Elections
-from cometmq.reexec import RoleChange, received
+from cometmq.member.role_change import RoleChange
 from cometmq.replication.lease import Reason
 
 
 def change(before: Elections, *, heard_s: float | None = None) -> RoleChange:
-    """What the follower tells the writer in its place, as that receives it."""
+    """What the follower tells the writer that comes next."""
     elections = before.counts
     told = RoleChange("services.broker", "failover", heard_s=heard_s, elections=elections)
-    environment = {"_COMETMQ_REEXEC": told.after(None, 100.0).encode()}
-    found = received(environment)
-    assert found is not None
-    return found
+    return told.after(None, 100.0)
 
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:

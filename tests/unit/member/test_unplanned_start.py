@@ -1,18 +1,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from cometmq.member.role_change import RoleChange
 from cometmq.member.unplanned_start import UnplannedStart
-from cometmq.reexec import RoleChange
 from cometmq.store.layout import ABORT
 from tests.support.stores.small_stores import WallClock
 
 
 class Programs:
-    """The programs that follow each other in one process, an hour apart."""
+    """The roles that follow each other in one process, an hour apart."""
 
     def __init__(self, store_path: Path) -> None:
         self.clock = WallClock()
@@ -20,7 +21,7 @@ class Programs:
         self._before: RoleChange | None = None
 
     def next(self, reason: str = "", *, crashed: bool = False) -> float | None:
-        """The metric of the next program; ``reason``: why it came in the place of the last."""
+        """The metric of the next role; ``reason``: why it follows the last."""
         (self._store_path / ABORT).unlink(missing_ok=True)
         if crashed:
             (self._store_path / ABORT).touch()
@@ -68,3 +69,11 @@ def test_a_crash_is_seen_after_the_role_was_taken_back(programs: Programs) -> No
 def test_a_role_that_nobody_ordered_is_seen(programs: Programs, reason: str) -> None:
     programs.next()
     assert programs.next(reason) == programs.now_s
+
+
+def test_a_store_that_is_passed_on_open_is_none_that_a_crash_left(tmp_path: Path) -> None:
+    (tmp_path / ABORT).touch()
+    change = RoleChange("m", "handover", store=mock.Mock())
+    start = UnplannedStart(CollectorRegistry(), change, WallClock())
+    start.look(tmp_path)
+    assert start.time_ms == 0

@@ -98,3 +98,13 @@ def test_a_silent_peer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
             assert peer.recv(1) == b""
     finally:
         server.close()
+
+
+def test_no_thread_reads_what_is_served_after_the_end() -> None:
+    before = set(threading.enumerate())
+    server = start_metrics_server(CollectorRegistry(), host="127.0.0.1", port=0)
+    with socket.create_connection(("127.0.0.1", server.port)) as peer:
+        peer.sendall(b"GET /metrics")
+        _scraped(server)  # so the peer before it has its thread
+        server.close()
+        assert set(threading.enumerate()) == before

@@ -6,26 +6,26 @@ import asyncio
 import json
 import os
 import signal
+import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cometmq import reexec
 from cometmq.errors import ConfigInvalid, StoreLocked
 from cometmq.flight_recorder import Stage, recorder
-from cometmq.reexec import HELD_SIGNALS, STOP_SIGNALS, TRACE_SIGNAL, RoleChange
 from cometmq.rpc import process, recorded_loop
-from cometmq.rpc.process import StopSignal, announce, run
+from cometmq.rpc.process import STOP_SIGNALS, TRACE_SIGNAL, Main, StopSignal, announce, run, settle
+
+SIGNALS = (*STOP_SIGNALS, TRACE_SIGNAL)
 
 
 @pytest.fixture(autouse=True)
 def _handlers() -> Iterator[None]:
-    """Puts the signal handlers and the mask back: a role change holds the signals to stop."""
-    before = {number: signal.getsignal(number) for number in HELD_SIGNALS}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    """Puts the signal handlers back."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     yield
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -51,7 +51,7 @@ def test_a_signal_after_the_end_does_not_kill() -> None:
         """Nothing to do."""
 
     assert run(main) == 0
-    for number in HELD_SIGNALS:
+    for number in SIGNALS:
         os.kill(os.getpid(), number)
 
 
@@ -70,22 +70,91 @@ def test_a_signal_for_the_recorder_before_the_loop_runs_keeps_the_ring(
     assert kept == ["SIGUSR2"]
 
 
-@pytest.mark.parametrize("stopped", [False, True])
-def test_a_role_change_replaces_the_process_unless_it_is_to_stop(
-    monkeypatch: pytest.MonkeyPatch, stopped: bool
-) -> None:
-    became: list[RoleChange] = []
-    change = RoleChange("services.broker", "first")
-    monkeypatch.setattr(reexec, "replace_process", lambda argv, it: became.append(it))
+def test_each_part_has_a_loop_of_its_own_and_nothing_of_it_goes_on() -> None:
+    loops: list[asyncio.AbstractEventLoop] = []
+    ended: list[str] = []
 
-    async def main(stop: StopSignal) -> RoleChange:
-        if stopped:
-            os.kill(os.getpid(), signal.SIGTERM)
-            await stop.wait()
-        return change
+    async def left_behind() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("task")
 
-    assert run(main) == 0
-    assert became == ([] if stopped else [change])
+    async def second(stop: StopSignal) -> None:
+        assert ended == ["task", "thread"], "before the next part begins"
+        loops.append(asyncio.get_running_loop())
+        assert len(asyncio.all_tasks()) == 1
+
+    async def first(stop: StopSignal) -> Main:
+        loops.append(asyncio.get_running_loop())
+        tasks.append(asyncio.create_task(left_behind()))
+        begun, go_on = threading.Event(), threading.Event()
+
+        def work() -> None:
+            begun.set()
+            go_on.wait()
+            ended.append("thread")
+
+        asyncio.get_running_loop().run_in_executor(None, work)
+        begun.wait()
+        tasks[0].add_done_callback(lambda _: go_on.set())
+        return second
+
+    tasks: list[asyncio.Task[None]] = []
+    assert run(first) == 0
+    assert loops[0] is not loops[1]
+    assert loops[0].is_closed()
+
+
+def test_a_thread_that_a_part_leaves_behind_ends_the_process() -> None:
+    go_on = threading.Event()
+    left = threading.Thread(target=go_on.wait, name="left behind")
+
+    async def second(stop: StopSignal) -> None:
+        raise AssertionError("it never runs")
+
+    async def first(stop: StopSignal) -> Main:
+        left.start()
+        return second
+
+    try:
+        with pytest.raises(AssertionError, match="left behind"):
+            run(first)
+    finally:
+        go_on.set()
+        left.join()
+
+
+def test_a_signal_in_one_part_stops_those_behind_it() -> None:
+    async def second(stop: StopSignal) -> None:
+        await stop.wait()
+
+    async def first(stop: StopSignal) -> Main:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await stop.wait()
+        return second
+
+    assert run(first) == 0
+
+
+def test_a_part_that_has_ended_is_freed_although_it_was_settled() -> None:
+    class Cycle:
+        def __init__(self) -> None:
+            self.me = self
+
+    freed: list[bool] = []
+
+    async def second(stop: StopSignal) -> None:
+        freed.append(found[0]() is None)
+
+    async def first(stop: StopSignal) -> Main:
+        found.append(weakref.ref(Cycle()))
+        settle(0)
+        return second
+
+    found: list[weakref.ref[Cycle]] = []
+    assert run(first) == 0
+    assert freed == [True]
 
 
 def test_an_error_of_the_catalogue_is_told_with_its_advice(
