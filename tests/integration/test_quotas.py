@@ -260,10 +260,11 @@ async def test_many_ids_at_one_address_get_no_more_and_nobody_pays_for_others(
 ) -> None:
     async with running_broker(tmp_path) as broker, stranger(broker) as other:
         await limit(broker, messages_per_s=10)
-        await put_quota(broker, "address", send=pb.Quota(messages_per_s=20))
+        await put_quota(broker, "address", send=pb.Quota(messages_per_s=1))
+        began_s = time.monotonic()
         answers = [await refusal_of(send(other, 1, f"id{n}")) for n in range(200)]
         refused = [answer for answer in answers if answer is not None]
-        assert len(refused) > 150
+        assert 0 < len(answers) - len(refused) <= 2 + time.monotonic() - began_s
         assert "address 127.0.0.2 has used up its quota of sends" in str(refused[0])
         assert refused[0].segment is None, "the whole batch, so that nobody sends it in parts"
         await send(broker, 1, "id0")  # the tenant's own quota is whole
@@ -271,7 +272,7 @@ async def test_many_ids_at_one_address_get_no_more_and_nobody_pays_for_others(
         await send(other, 1, "tenant")
         shown = (await broker.admin.ListQuotas(pb.ListQuotasRequest())).limits
         assert [(one.name, one.send.messages_per_s) for one in shown] == [
-            ("", 20),
+            ("", 1),
             ("127.0.0.2", 0),
         ]
         throttled = "cometmq_calls_throttled_total"

@@ -71,7 +71,7 @@ def test_events_and_the_label_reach_the_api(served: LeaseApi) -> None:
         wait_until("the event is there", lambda: served.events)
         wait_until("the label is there", lambda: served.labels.get(POD.name) == {LABEL: "writer"})
         wait_until("no other has it", lambda: not served.labels["prod-broker-a-0"])
-        assert outcomes(reporter) == {"taken": 1, "dropped": 0}
+        wait_until("it is counted", lambda: outcomes(reporter) == {"taken": 1, "dropped": 0})
 
 
 def test_what_was_recorded_last_is_written_before_the_end(served: LeaseApi) -> None:
