@@ -23,7 +23,7 @@ import secrets
 import shutil
 import socket
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -52,7 +52,7 @@ from cometmq.admin.local_state import (
     status,
     with_data,
 )
-from cometmq.admin.processes import POLL_INTERVAL_S
+from cometmq.admin.processes import POLL_INTERVAL_S, Patience
 from cometmq.errors import ClusterRunning, InvalidRequest, ProcessFailed, ShapeConflict
 from cometmq.flight_recorder import ENTRIES_VARIABLE
 
@@ -90,6 +90,7 @@ BROKER_OPTIONS = {
     "hand_over_at_stop": "false",
 }
 _LOG_TAIL_LINES = 15
+_NAMES_A_FAULT = ("WARNING", "ERROR", "CRITICAL", "Traceback")
 
 
 async def up(
@@ -101,9 +102,11 @@ async def up(
     pullhold_count: int | None = None,
     options: Mapping[str, str] | None = None,
     own_secret: bool = False,
-    deadline_s: float = 60.0,
+    step_s: float = 60.0,
+    on_wait: Callable[[str], None] = lambda _text: None,
 ) -> LocalCluster:
-    """Start a local cluster, or what of it does not run; returns when every process is ready.
+    """Start a local cluster, or what of it does not run; returns when every process is ready. Waits
+    as :class:`Patience` does, in steps of ``step_s``; ``on_wait`` is told at each further one.
 
     ``broker_count`` broker groups, each with ``slave_count`` slaves; without slaves a broker has
     no lease. ``options`` are broker options (``{"flush_disk_type": "SYNC_FLUSH"}``) that go
@@ -152,7 +155,7 @@ async def up(
             wave = [_start(cluster, name, names[name], had.get(name)) for name in missing]
             started += wave
             save(_with(cluster, wave, names))
-            ready = await _ready(cluster, wave, deadline_s)
+            ready = await _ready(cluster, wave, step_s, on_wait)
             cluster = _with(cluster, ready, names)
             save(cluster)
     except BaseException:
@@ -373,16 +376,24 @@ def _free_port(address: str) -> str:
 
 
 async def _ready(
-    cluster: LocalCluster, wave: Sequence[LocalProcess], deadline_s: float
+    cluster: LocalCluster,
+    wave: Sequence[LocalProcess],
+    step_s: float,
+    on_wait: Callable[[str], None],
 ) -> list[LocalProcess]:
     """The processes with their addresses, once all have announced themselves."""
-    waiting = list(wave)
-    try:
-        async with asyncio.timeout(deadline_s):
-            while waiting := _unready(cluster, waiting):  # noqa: ASYNC110  files notify nobody
-                await asyncio.sleep(POLL_INTERVAL_S)
-    except TimeoutError:
-        raise _failed(cluster, waiting[0], f"was not ready within {deadline_s:g} s") from None
+    waiting, now_s = list(wave), asyncio.get_running_loop().time
+    # One that waits for another works as long as that does.
+    those = [process.id for process in (*cluster.processes, *wave)]
+    patience = Patience(those, step_s, now_s())
+    while waiting := _unready(cluster, waiting):
+        steps = patience.step_count
+        if patience.is_over(now_s()):
+            raise _late(cluster, waiting[0], patience)
+        if patience.step_count > steps:
+            names = ", ".join(process.name for process in waiting)
+            on_wait(f"not ready after {patience.waited_s:g} s, and at work: {names}")
+        await asyncio.sleep(POLL_INTERVAL_S)
     announced = [_announced(cluster, process) for process in wave]
     return [process for process in announced if process is not None]
 
@@ -409,8 +420,36 @@ def _announced(cluster: LocalCluster, process: LocalProcess) -> LocalProcess | N
     )
 
 
+def _late(cluster: LocalCluster, process: LocalProcess, patience: Patience) -> ProcessFailed:
+    """It was not ready in time. The advice fits what is known: its log, and whether it worked."""
+    error = _failed(cluster, process, f"was not ready within {patience.waited_s:g} s")
+    if any(word in line for line in _log_lines(cluster, process) for word in _NAMES_A_FAULT):
+        return error
+    if patience.works:
+        return error.advising(
+            "It was at work all the time: the machine is too busy, or its disk too slow. End other "
+            "work, or start fewer processes, and start again."
+        )
+    return error.advising(
+        "Its log names no fault, and it did nothing for as long: it waits, for its disk or for "
+        "another process. Look at what its folder lies on, and start again."
+    )
+
+
 def _failed(cluster: LocalCluster, process: LocalProcess, what: str) -> ProcessFailed:
-    log = cluster.log(process.name)
-    lines = log.read_bytes()[process.log_start :].decode(errors="replace").splitlines()
+    lines = _log_lines(cluster, process)
     tail = "\n".join(f"    {line}" for line in lines[-_LOG_TAIL_LINES:])
-    return ProcessFailed(f"{process.name} {what}; the end of {log}:\n{tail or '    (empty)'}")
+    log = cluster.log(process.name)
+    error = ProcessFailed(f"{process.name} {what}; the end of {log}:\n{tail or '    (empty)'}")
+    if lines:
+        return error
+    return error.advising(
+        "It has written nothing, so another program ended it: look for it in the kernel's messages "
+        "(dmesg: out of memory), and start again."
+    )
+
+
+def _log_lines(cluster: LocalCluster, process: LocalProcess) -> list[str]:
+    """What this start has written."""
+    log = cluster.log(process.name).read_bytes()[process.log_start :]
+    return log.decode(errors="replace").splitlines()

@@ -12,7 +12,7 @@ from cometmq.admin.cluster_command import connection_to
 from cometmq.admin.commandline import Group, directory_option, output_option, pairs
 from cometmq.admin.views import LocalView, ProcessView, StoppedView
 
-REGISTERED_WAIT_S = 10.0
+REGISTERED_WAIT_S = 60.0  # on a busy machine
 
 
 @click.group("local", cls=Group)
@@ -58,6 +58,7 @@ def local_up(
             pullhold_count=pullholds,
             options=options,
             own_secret=True,
+            on_wait=lambda text: click.echo(text, err=True),
         )
         async with connection_to(cluster.namesrv, cluster.secret_file) as connection:
             groups = cluster.broker_groups

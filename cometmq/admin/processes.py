@@ -10,15 +10,21 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 POLL_INTERVAL_S = 0.02
 # Fields of /proc/<pid>/stat after the program's name, which may itself hold blanks and brackets.
 _STATE = 0
 _START_TICKS = 19
+_USER_TICKS, _SYSTEM_TICKS = 11, 12
+# In the time that a process has for a step it works if it did so much.
+BUSY_SHARE = 0.1
+MOVED_BYTES = 1024 * 1024
+STEPS_MAX = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,71 @@ class ProcessId:
         if self.alive():
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+
+
+class Effort(NamedTuple):
+    """What a process has done: how long its threads ran or waited for a processor, and bytes from
+    and to the disk.
+    """
+
+    busy_s: float
+    moved_bytes: int
+
+    def works_since(self, before: Effort, step_s: float) -> bool:
+        """Whether the process has worked in this time, as far as the machine let it."""
+        is_busy = self.busy_s - before.busy_s >= BUSY_SHARE * step_s
+        return is_busy or self.moved_bytes - before.moved_bytes >= MOVED_BYTES
+
+
+def effort(process: ProcessId) -> Effort:
+    """What a process has done so far; nothing if it is gone."""
+    moved_bytes = sum(
+        int(line.partition(" ")[2])
+        for line in _lines(Path(f"/proc/{process.pid}/io"))
+        if line.startswith(("read_bytes", "write_bytes"))
+    )
+    waited = [
+        int(number)
+        for task in Path(f"/proc/{process.pid}/task").glob("*/schedstat")
+        for line in _lines(task)
+        for number in line.split()[:2]
+    ]
+    busy_s = sum(waited) / 1e9
+    fields = _stat(process.pid)
+    if fields is not None and not waited:  # a kernel without statistics of its scheduler
+        ticks = int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])
+        busy_s = ticks / os.sysconf("SC_CLK_TCK")
+    return Effort(busy_s, moved_bytes)
+
+
+class Patience:
+    """How long to wait for processes: a step, and again as long as any of them works, STEPS_MAX at
+    most.
+    """
+
+    def __init__(self, those: Sequence[ProcessId], step_s: float, now_s: float) -> None:
+        self._those = those
+        self._step_s = step_s
+        self._ends_s = now_s + step_s
+        self._efforts = [effort(process) for process in those]
+        self.step_count = 0  # that are over
+        self.works = True  # in the last step
+
+    @property
+    def waited_s(self) -> float:
+        """In the steps that are over."""
+        return self.step_count * self._step_s
+
+    def is_over(self, now_s: float) -> bool:
+        """Whether there is nothing more to wait for."""
+        if now_s < self._ends_s:
+            return False
+        self.step_count += 1
+        efforts = [effort(process) for process in self._those]
+        pairs = zip(efforts, self._efforts, strict=True)
+        self.works = any(now.works_since(before, self._step_s) for now, before in pairs)
+        self._efforts, self._ends_s = efforts, now_s + self._step_s
+        return not self.works or self.step_count >= STEPS_MAX
 
 
 def spawn(command: list[str], log: Path, environment: Mapping[str, str]) -> ProcessId:
@@ -99,6 +170,13 @@ def _stat(pid: int) -> list[str] | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     return text.rpartition(")")[2].split()
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:  # it is gone, or another user's
+        return []
 
 
 def _command_line(pid: int) -> list[str]:

@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,11 +26,15 @@ from cometmq.rpc.secret import read_secrets
 
 # Stands in for a service: announces itself as the real ones do, then waits to be stopped.
 PRETENDER = """
-import json, os, signal, sys
+import json, os, signal, sys, time
 flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+if flags.get("--killed") == "yes":
+    os.kill(os.getpid(), signal.SIGKILL)
 print(sys.argv, sorted(os.environ), flush=True)
 if flags.get("--broken") == "yes":
     sys.exit("the disk is on fire")
+while time.process_time() < float(flags.get("--works_s", 0)):
+    pass
 port = int(flags["--port"]) or 40000 + os.getpid() % 1000
 path = flags["--announce_file"]
 said = {"pid": os.getpid(), "address": f"127.0.0.1:{port}", "metrics_address": "127.0.0.1:1"}
@@ -159,7 +164,7 @@ async def test_after_a_start_that_failed_all_come_up_on_the_ports_they_had(
     before = await local.up(directory, broker_count=2, slave_count=1, pullhold_count=1)
     await local.down(directory)
     with pytest.raises(ProcessFailed):
-        await local.up(directory, options=wrong, deadline_s=0.5)
+        await local.up(directory, options=wrong, step_s=0.5)
     failed = local.status(directory)
     assert failed is not None
     assert not any(process.alive for process in failed.processes)
@@ -176,10 +181,10 @@ async def test_stores_that_a_failed_start_made_do_not_forbid_the_next(
     real = local._ready
 
     async def stores_only(
-        cluster: LocalCluster, wave: Sequence[LocalProcess], deadline_s: float
+        cluster: LocalCluster, wave: Sequence[LocalProcess], *waiting: Any
     ) -> list[LocalProcess]:
         if wave[0].kind == "namesrv":
-            return await real(cluster, wave, deadline_s)
+            return await real(cluster, wave, *waiting)
         with_data(directory)
         raise ProcessFailed("its index has another size")
 
@@ -213,9 +218,49 @@ async def test_the_log_of_earlier_runs_is_not_told_again(directory: Path) -> Non
     assert "aforetime" not in str(failed.value)
 
 
-async def test_a_process_that_is_never_ready_is_stopped(directory: Path) -> None:
-    with pytest.raises(ProcessFailed, match="not ready within"):
-        await local.up(directory, broker_count=1, options={"mute": "yes"}, deadline_s=0.5)
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [("nothing", "it waits, for its disk"), ("ERROR no room", "correct what it names")],
+)
+async def test_a_process_that_does_nothing_is_stopped_and_the_advice_fits_its_log(
+    directory: Path, said: str, advice: str
+) -> None:
+    options = {"mute": "yes", "said": said}
+    with pytest.raises(ProcessFailed, match="not ready within") as failed:
+        await local.up(directory, broker_count=1, options=options, step_s=0.5)
+    assert advice in failed.value.advice
+    known = local.status(directory)
+    assert known is not None
+    assert not any(process.alive for process in known.processes)
+
+
+async def test_a_process_that_works_is_waited_for(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However busy the machine is: here for five steps."""
+    monkeypatch.setattr(processes, "STEPS_MAX", 1_000)
+    told: list[str] = []
+    options = {"works_s": "1.0"}
+    cluster = await local.up(
+        directory, broker_count=1, options=options, step_s=0.2, on_wait=told.append
+    )
+    assert all(process.alive for process in cluster.processes)
+    assert [text.partition(": ")[2] for text in told][:3] == ["g1", "g1", "g1"]
+
+
+async def test_a_process_that_works_for_ever_is_not_waited_for(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "STEPS_MAX", 3)
+    with pytest.raises(ProcessFailed, match=r"not ready within 0\.6 s") as failed:
+        await local.up(directory, broker_count=1, options={"works_s": "60"}, step_s=0.2)
+    assert "the machine is too busy" in failed.value.advice
+
+
+async def test_a_process_that_was_killed_is_not_told_to_correct_its_log(directory: Path) -> None:
+    with pytest.raises(ProcessFailed, match="ended before") as failed:
+        await local.up(directory, broker_count=1, options={"killed": "yes"})
+    assert "out of memory" in failed.value.advice
 
 
 async def test_down_keeps_data_unless_told_otherwise(directory: Path) -> None:
