@@ -22,6 +22,14 @@ def test_plain_enough() -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
+def test_an_image_names_its_base_which_may_be_a_digest(target: str) -> None:
+    stage = STAGES[target]
+    assert stage.base == "${BASE}"
+    assert stage.labels == {"org.opencontainers.image.base.name": "${BASE}"}
+    assert "BASE" in stage.arguments, "an argument before FROM is known in a stage that names it"
+
+
+@pytest.mark.parametrize("target", TARGETS)
 def test_what_is_copied_exists_and_is_sent_to_the_builder(target: str) -> None:
     sent = {
         line.removeprefix("!")

@@ -14,6 +14,8 @@ class Stage:
 
     base: str
     environment: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    arguments: list[str] = field(default_factory=list)
     entrypoint: list[str] = field(default_factory=list)
     user: str = ""
     sources: list[str] = field(default_factory=list)  # taken from the context
@@ -38,6 +40,11 @@ def _add(stage: Stage, word: str, rest: str) -> None:
     if word == "ENV":
         name, _, value = rest.partition("=")
         stage.environment[name] = value
+    elif word == "LABEL":
+        name, _, value = rest.partition("=")
+        stage.labels[name] = value
+    elif word == "ARG":
+        stage.arguments.append(rest.partition("=")[0])
     elif word == "ENTRYPOINT":
         stage.entrypoint = json.loads(rest)
     elif word == "USER":
