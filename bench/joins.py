@@ -11,10 +11,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -26,11 +28,14 @@ from bench.processes import REPOSITORY, Child, cpu_seconds, say
 from bench.stats import percentile
 from cometmq.admin import local
 from cometmq.admin.local import LocalCluster
+from cometmq.errors import CometError
 from cometmq.rpc.channels import open_channel
+from cometmq.rpc.retry import Backoff, BackoffPolicy
+from cometmq.rpc.streams import read, write
 from cometmq.v1 import broker_pb2, broker_pb2_grpc
 
 MEMBERS, GROUPS, PROCESSES = 5_000, 50, 2
-MEMBERS_PER_CONNECTION = 10
+MEMBERS_PER_CONNECTION = 50  # else its processes need more than the broker
 TOPIC = "crowded"
 SEND_EACH_S, SEND_DEADLINE_S = 0.02, 3.0
 JOINED_S_MAX = 15.0
@@ -39,53 +44,81 @@ JOINED_S_MAX = 15.0
 # --- the crowd: a process of its own --------------------------------------------------------------
 
 
+class Crowd:
+    """Members of one process. ``answered``, ``complete``: those that have had an answer, and those
+    that have had the list of their whole group.
+    """
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._group_size = arguments.members // GROUPS
+        self.numbers = range(arguments.first, arguments.first + arguments.count)
+        connections = -(-arguments.count // MEMBERS_PER_CONNECTION)
+        self._channels = [open_channel(arguments.address) for _ in range(connections)]
+        self.answered: set[int] = set()
+        self.complete: set[int] = set()
+        self.bytes_read = 0
+        self.refused: Counter[str] = Counter()
+        self._heard = asyncio.Event()
+
+    async def _follow(self, number: int) -> None:
+        channel = self._channels[number % len(self._channels)]
+        stream = broker_pb2_grpc.BrokerServiceStub(channel).JoinGroup()
+        with suppress(CometError):  # the reader gets the reason
+            await write(
+                stream,
+                broker_pb2.JoinGroupRequest(
+                    group=f"crowd-{number % GROUPS}",
+                    client_id=f"crowd-7d9c5b6f4-{number}@12345@a1b2c3",
+                    subscriptions=[broker_pb2.Subscription(topic=TOPIC)],
+                    instance_id=f"{number:016x}",
+                    allocation="average",
+                ),
+            )
+        while (response := await read(stream)) is not None:
+            self.bytes_read += response.ByteSize()
+            self.answered.add(number)
+            if len(response.members) == self._group_size:
+                self.complete.add(number)
+            self._heard.set()
+
+    async def stay(self, number: int) -> None:
+        """As the SDK: a stream that ends is opened again after a while."""
+        backoff = Backoff(BackoffPolicy(), random.Random(number))
+        while True:
+            try:
+                await self._follow(number)
+            except CometError as error:
+                self.refused[error.name()] += 1
+            await asyncio.sleep(backoff.next_s())
+
+    async def all_are_in(self, members: set[int]) -> float:
+        """When they all were, by the monotonic clock."""
+        while len(members) < len(self.numbers):
+            self._heard.clear()
+            await self._heard.wait()
+        return time.monotonic()
+
+
 async def crowd(arguments: argparse.Namespace) -> None:
     """``--count`` members from number ``--first`` on. A line ``join`` on standard input lets them
     join; says when all were answered, and when all know their whole group.
     """
-    numbers = range(arguments.first, arguments.first + arguments.count)
-    group_size = arguments.members // GROUPS
-    channels = [
-        open_channel(arguments.address) for _ in range(len(numbers) // MEMBERS_PER_CONNECTION + 1)
-    ]
-    answered, complete = asyncio.Semaphore(0), asyncio.Semaphore(0)
-    bytes_read = 0
-
-    async def stay(number: int) -> None:
-        nonlocal bytes_read
-        channel = channels[number // MEMBERS_PER_CONNECTION % len(channels)]
-        stream = broker_pb2_grpc.BrokerServiceStub(channel).JoinGroup()
-        await stream.write(
-            broker_pb2.JoinGroupRequest(
-                group=f"crowd-{number % GROUPS}",
-                client_id=f"crowd-7d9c5b6f4-{number}@12345@a1b2c3",
-                subscriptions=[broker_pb2.Subscription(topic=TOPIC)],
-                instance_id=f"{number:016x}",
-                allocation="average",
-            )
-        )
-        seen = 0
-        while response := await stream.read():
-            assert isinstance(response, broker_pb2.JoinGroupResponse)
-            bytes_read += response.ByteSize()
-            if not seen:
-                answered.release()
-            if seen < group_size <= len(response.members):
-                complete.release()
-            seen = max(seen, len(response.members))
-
-    async def all_of(semaphore: asyncio.Semaphore) -> float:
-        for _ in numbers:
-            await semaphore.acquire()
-        return time.monotonic()
-
-    say({"ready": len(numbers)})
+    members = Crowd(arguments)
+    say({"ready": arguments.count})
     await asyncio.to_thread(sys.stdin.readline)
     async with asyncio.TaskGroup() as tasks:
-        for number in numbers:
-            tasks.create_task(stay(number))
-        answered_s, complete_s = await asyncio.gather(all_of(answered), all_of(complete))
-        say({"answered_s": answered_s, "complete_s": complete_s, "bytes": bytes_read})
+        for number in members.numbers:
+            tasks.create_task(members.stay(number))
+        answered_s = await members.all_are_in(members.answered)
+        complete_s = await members.all_are_in(members.complete)
+        say(
+            {
+                "answered_s": answered_s,
+                "complete_s": complete_s,
+                "bytes": members.bytes_read,
+                "refused": json.dumps(members.refused),
+            }
+        )
 
 
 # --- the ordinary client: a process of its own ----------------------------------------------------
@@ -140,6 +173,7 @@ class Joins:
     complete_s: float
     broker_cpu_s: float
     mib: float
+    refused: str  # joins that were tried again, by error
     calls: int
     p50_ms: float
     p99_ms: float
@@ -180,6 +214,9 @@ def measure(cluster: LocalCluster, members: int) -> Joins:
         answered_s=max(float(line["answered_s"]) for line in lines) - began_s,
         complete_s=max(float(line["complete_s"]) for line in lines) - began_s,
         broker_cpu_s=cpu_s,
+        refused=json.dumps(
+            sum((Counter(json.loads(str(line["refused"]))) for line in lines), Counter())
+        ),
         mib=sum(int(line["bytes"]) for line in lines) / 2**20,
         calls=int(sent["count"]),
         p50_ms=float(sent["p50_ms"]),
@@ -206,7 +243,7 @@ def text_of(found: Joins) -> str:
     return (
         f"{found.members:,} members joined {GROUPS} groups in {found.answered_s:.1f} s, and knew "
         f"all others after {found.complete_s:.1f} s; {found.broker_cpu_s:.1f} s of the broker's "
-        f"CPU, {found.mib:.0f} MiB of lists\n"
+        f"CPU, {found.mib:.0f} MiB of lists; tried again {found.refused}\n"
         f"meanwhile {found.calls} calls of one message: p50 {found.p50_ms:.1f} ms, "
         f"p99 {found.p99_ms:.1f} ms, at most {found.max_ms:.0f} ms; "
         f"{found.failed} failed {found.codes}"

@@ -11,6 +11,7 @@ per stream, nothing per message of a stream; therefore methods that answer with 
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeAlias
@@ -136,6 +137,14 @@ def _guarded(
             return response
         except grpc.aio.BaseError:  # the caller has gone, or the method has aborted
             raise
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():  # the caller has gone, or the server stops
+                raise
+            # What the method waited for was cancelled by others: gRPC would give no answer at all.
+            refusal = _refusal(method, error)
+            result = refusal.name()
+            await _abort(call, refusal)
         except Exception as error:
             refusal = _refusal(method, error)
             result = refusal.name()
@@ -147,7 +156,7 @@ def _guarded(
     return guarded
 
 
-def _refusal(method: str, error: Exception) -> CometError:
+def _refusal(method: str, error: BaseException) -> CometError:
     """The catalogue error that the caller gets. The single place where any exception is taken."""
     cause = _first_cause(error)
     if isinstance(cause, CometError):

@@ -98,6 +98,8 @@ def error_from(error: grpc.aio.AioRpcError) -> CometError:
                 break
     if error.details() == _WRITTEN_TO_THE_END:
         return errors.PeerUnavailable("the stream ended while it was written to")
+    if error.code() is grpc.StatusCode.CANCELLED:
+        return errors.PeerUnavailable("the other side has too many calls, and ended this one")
     kind = _BY_STATUS.get(error.code(), errors.InternalError)
     found = kind(f"{error.code().name}: {short_text(error.details() or '')}")
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
@@ -115,7 +117,6 @@ NOT_SERVED = (
 _BY_STATUS: dict[grpc.StatusCode, type[CometError]] = {
     grpc.StatusCode.UNAVAILABLE: errors.PeerUnavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.PeerUnavailable,
-    grpc.StatusCode.CANCELLED: errors.PeerUnavailable,
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.LimitExceeded,  # a message above the size limit
     grpc.StatusCode.UNIMPLEMENTED: errors.InvalidRequest,
 }

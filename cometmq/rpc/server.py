@@ -56,6 +56,7 @@ class ServerLimits:
     message_bytes_max: int = MESSAGE_BYTES_MAX  # of one received or sent message, inflated
     streams_per_connection_max: int = 1_024  # calls in flight on one connection
     calls_max: int = 65_536  # calls in flight on all connections
+    untaken_calls_max: int = 6_000  # of these, before the loop has seen them: each takes 15 KiB
     connections_max: int = field(default_factory=share_of_connections)  # more are closed at once
     handshake_ms_max: int = 10_000
     keepalive_ms: int = 30_000  # silence after which the server asks whether the client lives
@@ -74,6 +75,10 @@ class ServerLimits:
             # one connection's do not come before all the others'.
             ("grpc.http.tarpit", 0),
             ("grpc.http2.max_requests_per_read", 8),
+            # Calls that come faster than the loop takes them wait; those above end with CANCELLED,
+            # by gRPC, which from 1,000 on would do so with some.
+            ("grpc.server.max_pending_requests", self.untaken_calls_max),
+            ("grpc.server.max_pending_requests_hard_limit", self.untaken_calls_max),
             ("grpc.server_handshake_timeout_ms", self.handshake_ms_max),
             ("grpc.keepalive_time_ms", self.keepalive_ms),
             ("grpc.keepalive_timeout_ms", self.keepalive_timeout_ms),

@@ -19,7 +19,13 @@ from cometmq.messaging.group_policy import (
     GroupPolicy,
     RetryPolicy,
 )
-from cometmq.messaging.groups import GroupSettings, HeldQueues, MemberDetails, Membership
+from cometmq.messaging.groups import (
+    GroupSettings,
+    HeldQueues,
+    Member,
+    MemberDetails,
+    Membership,
+)
 from cometmq.messaging.quotas import Limits, Quota, Scope, address_name
 from cometmq.messaging.topics import is_closed
 from cometmq.model import (
@@ -252,32 +258,31 @@ def member_details(proto: broker_pb2.JoinGroupRequest) -> MemberDetails:
 
 
 def members_proto(view: Membership) -> list[broker_pb2.GroupMember]:
-    return [
-        broker_pb2.GroupMember(
-            client_id=member.client_id,
-            subscriptions=[
-                broker_pb2.Subscription(
-                    topic=s.topic, filter=common_pb2.Filter(tags=sorted(s.tags), sql=s.sql)
-                )
-                for s in member.subscriptions
-            ],
-            instance_id=member.details.instance_id,
-            allocation=member.details.allocation,
-            held=[
-                broker_pb2.HeldQueues(
-                    topic=h.topic, broker_group=h.broker_group, queue_ids=h.queue_ids
-                )
-                for h in member.details.held
-            ],
-            is_broadcasting=member.details.is_broadcasting,
-            session_ms=member.details.session_ms,
-            is_away=member.away_until_s is not None,
-            mode=broker_pb2.CONSUME_MODE_POP
-            if member.details.receives
-            else broker_pb2.CONSUME_MODE_PULL,
-        )
-        for member in view.members
-    ]
+    return [member_proto(member) for member in view.members]
+
+
+def member_proto(member: Member) -> broker_pb2.GroupMember:
+    return broker_pb2.GroupMember(
+        client_id=member.client_id,
+        subscriptions=[
+            broker_pb2.Subscription(
+                topic=s.topic, filter=common_pb2.Filter(tags=sorted(s.tags), sql=s.sql)
+            )
+            for s in member.subscriptions
+        ],
+        instance_id=member.details.instance_id,
+        allocation=member.details.allocation,
+        held=[
+            broker_pb2.HeldQueues(topic=h.topic, broker_group=h.broker_group, queue_ids=h.queue_ids)
+            for h in member.details.held
+        ],
+        is_broadcasting=member.details.is_broadcasting,
+        session_ms=member.details.session_ms,
+        is_away=member.away_until_s is not None,
+        mode=broker_pb2.CONSUME_MODE_POP
+        if member.details.receives
+        else broker_pb2.CONSUME_MODE_PULL,
+    )
 
 
 def form(proto: broker_pb2.MessageForm.ValueType) -> broker_pb2.MessageForm.ValueType:

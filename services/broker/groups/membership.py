@@ -14,11 +14,9 @@ from cometmq.errors import ClientIdInUse, InvalidRequest
 from cometmq.messaging.groups import NO_DETAILS, MemberDetails, Membership, MemberTable, Stay
 from cometmq.model import Subscription
 from cometmq.v1 import broker_pb2
+from services.broker.groups.notices import Notices
 from services.broker.groups.questions import Questioned
 
-# Changes of a group within this time are sent together, so that a group of n members gets n
-# changes in fewer than n times n messages. 10,000 members are notified once a second.
-PAUSE_S_PER_MEMBER = 0.0001
 # Where a group's settings say so, members are notified of each other only so often: within the time
 # that a client waits for a queue to be handed over.
 NOTICE_S = 3.0
@@ -63,8 +61,7 @@ class Groups:
         self._streams: defaultdict[str, set[MemberStream]] = defaultdict(set)
         self._newest: dict[tuple[str, str], MemberStream] = {}  # by group and client id
         self._away: dict[str, dict[str, Origin]] = {}  # by group and client id
-        self._notified_s: dict[str, float] = {}  # when groups with members were notified last
-        self._notices: dict[str, asyncio.TimerHandle] = {}  # by group, due soon
+        self._notices = Notices(self._told)
         self._is_ending = False
         self._session_timer: asyncio.TimerHandle | None = None
 
@@ -125,35 +122,23 @@ class Groups:
         return self._newest.get((group, client_id))
 
     def changed(self, group: str) -> None:
-        """Send all members of a group the list of members: at once, after a pause when they got one
-        just now, or, where its settings say so, soon.
+        """Send all members of a group the list of members: at once, when many members are being
+        told, in their turn, or, where its settings say so, soon.
         """
-        if group in self._notices or group not in self._streams:
+        if group not in self._streams:
             return
-        loop = asyncio.get_running_loop()
         if self._is_notified(group):
-            pause_s = min(1.0, len(self._streams[group]) * PAUSE_S_PER_MEMBER)
-            wait_s = self._notified_s.get(group, float("-inf")) + pause_s - loop.time()
+            self._notices.tell(group)
         else:
-            wait_s = NOTICE_S
-        if wait_s <= 0:
-            self._wake(group)
-        else:
-            self._notices[group] = loop.call_later(wait_s, self._wake, group)
+            self._notices.tell_in(group, NOTICE_S)
 
-    def _wake(self, group: str) -> None:
-        if notice := self._notices.pop(group, None):
-            notice.cancel()
-        if group in self._streams:
-            self._notified_s[group] = asyncio.get_running_loop().time()
-            for stream in self._streams[group]:
-                if not stream.receives:
-                    stream.wake()
+    def _told(self, group: str) -> list[MemberStream]:
+        return [stream for stream in self._streams.get(group, ()) if not stream.receives]
 
     def notify(self, group: str) -> None:
         """Notify all members of a group that it was reset, or has other settings."""
         self.table.touch(group)
-        self._wake(group)
+        self._notices.tell(group)
 
     def left(self, stream: MemberStream, *, for_good: bool = False) -> bool:
         """The stream has ended. Whether its client stays a member, and is away."""
@@ -165,7 +150,6 @@ class Groups:
             del self._newest[group, client_id]
         if not streams:
             del self._streams[group]
-            self._notified_s.pop(group, None)
         now_s = asyncio.get_running_loop().time()
         if not self.table.leave(group, client_id, stream.number, now_s, for_good=for_good):
             return False

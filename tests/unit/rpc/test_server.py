@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import grpc
@@ -189,3 +191,51 @@ def test_addresses_are_joined_with_brackets_for_ipv6() -> None:
     assert join_address("127.0.0.1", 1) == "127.0.0.1:1"
     assert join_address("::1", 1) == "[::1]:1"
     assert join_address("some.host", 1) == "some.host:1"
+
+
+async def test_a_crowd_of_calls_is_answered_and_none_is_cancelled() -> None:
+    """Above 1,000 calls that no loop has taken yet, gRPC would cancel some of them."""
+    server = RpcServer(host="127.0.0.1", port=0, services=[SERVICE], gate=Gate())
+    await server.start()
+    server.add(_add_echo, Echo())
+    await server.set_ready()
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(server.stop, 0)
+        channels = [
+            await stack.enter_async_context(open_channel(server.address)) for _ in range(1_000)
+        ]
+        codes = Counter[str]()
+
+        async def ask(channel: grpc.aio.Channel) -> None:
+            call: Any = channel.unary_unary(f"/{SERVICE}/Say")
+            try:
+                await call(b"x", timeout=60)
+            except grpc.aio.AioRpcError as error:
+                codes[error.code().name] += 1
+            else:
+                codes["OK"] += 1
+
+        await asyncio.gather(*(ask(channel) for channel in channels for _ in range(4)))
+    assert codes == {"OK": 4_000}
+
+
+async def test_a_method_that_is_cancelled_from_inside_answers_with_an_error(
+    server: RpcServer, channel: grpc.aio.Channel
+) -> None:
+    """By the end of another call that it shared its work with."""
+    echo = Echo()
+    work = asyncio.get_running_loop().create_future()
+
+    async def say(request: bytes, context: object) -> bytes:
+        echo.waiting.set()
+        await work
+        return request
+
+    echo.say = say  # type: ignore[method-assign]
+    server.add(_add_echo, echo)
+    await server.set_ready()
+    asking = asyncio.create_task(_say(channel, b"x"))
+    await echo.waiting.wait()
+    work.cancel()
+    with pytest.raises(errors.InternalError):
+        await asking
