@@ -31,6 +31,7 @@ NAMED_MAX = 5  # members, in an error
 REPLACED_MAX = 8  # instances of a member that may not come back, remembered
 RETRY_TIMES_MAX = 1_000_000
 MEMBER_ID_MAX = 1_000
+INSTANCE_NUMBER_MAX = 1 << 62
 
 
 def check_name(name: str) -> None:
@@ -94,7 +95,8 @@ class MemberDetails:
     passes it on.
 
     ``instance_id``: of the running consumer; another one under the same client id is another
-    client. ``allocation``: how it divides the queues. ``held``: queues that it reads, or is about
+    client. ``instance_number``: which of them is the newer one; 0: it has no number yet.
+    ``allocation``: how it divides the queues. ``held``: queues that it reads, or is about
     to. ``retry_times_max`` is for the broker; None: the member says nothing.
     ``session_ms``: how long it stays a member without a stream; 0: not at all. ``receives``: it
     receives (POP), and divides no queues.
@@ -107,6 +109,7 @@ class MemberDetails:
     retry_times_max: int | None = None
     session_ms: int = 0
     receives: bool = False
+    instance_number: int = 0
 
 
 NO_DETAILS = MemberDetails()
@@ -118,7 +121,8 @@ class Member:
 
     ``since_s``: when the client became a member. ``away_until_s``: its stream has ended, and it
     stays a member until then; None: it is there.
-    ``replaced``: the instances that had its name before, and may not have it again.
+    ``instance_number``: see :class:`MemberTable`. ``replaced``: the instances that had its name
+    before, and may not have it again.
     """
 
     client_id: str
@@ -127,6 +131,7 @@ class Member:
     details: MemberDetails = NO_DETAILS
     since_s: float = 0.0
     away_until_s: float | None = None
+    instance_number: int = 0
     replaced: tuple[str, ...] = ()
 
     @property
@@ -164,30 +169,25 @@ def changed_ids(stays: Iterable[Stay]) -> str:
     have come in their place, after them or a little before. Empty: they do not.
     """
     stays = list(stays)
-    away = [one for one in stays if one.away_s is not None and one.away_s >= BACK_S]
+    away = [one for one in stays if (one.away_s or 0.0) >= BACK_S]
+    away_s = max((one.away_s or 0.0 for one in away), default=0.0)
+    oldest_s = max((one.member_s for one in away), default=0.0)
     new = [
         one
         for one in stays
-        if one.away_s is None and any(_is_in_place_of(one, other) for other in away)
+        if one.away_s is None
+        # A deploy may start a process before it stops another one, that was there long before.
+        and one.member_s < away_s + (SURGE_S if one.member_s + SURGE_S < oldest_s else 0.0)
     ]
-    if not new:
+    if not away or not new:
         return ""
+    ids = [[one.client_id for one in some] for some in (away, new)]
     return (
-        f"client ids seem to change at restarts: {_some([one.client_id for one in away])} "
-        f"{'is' if len(away) == 1 else 'are'} away and keep their queues, and "
-        f"{_some([one.client_id for one in new])} came in their place. Give a consumer with "
-        "session_ms the same client_id after each restart, or no session_ms; cometmq group members "
-        "NAME --remove-away gives the queues to the others"
+        f"{_some(ids[0])} {'is' if len(away) == 1 else 'are'} away, and nobody reads the queues; "
+        f"{_some(ids[1])} came in the place. Give a consumer with session_ms the same client_id "
+        "after each restart, or no session_ms; cometmq group members NAME --remove-away gives the "
+        "queues to the others"
     )
-
-
-def _is_in_place_of(new: Stay, gone: Stay) -> bool:
-    """Whether the one came after the other had gone; or not long before that, to a group in which
-    the other was already.
-    """
-    assert gone.away_s is not None
-    is_later = new.member_s + SURGE_S < gone.member_s
-    return new.member_s < gone.away_s + (SURGE_S if is_later else 0.0)
 
 
 def in_the_way(group: str, connected: Sequence[str], away: Sequence[str]) -> str:
@@ -234,6 +234,10 @@ class MemberTable:
 
     A static member, one with a session, stays when its stream ends: it is away. It is a member as
     before until it comes back or its session ends.
+
+    The table dies with its broker, so a consumer brings the number that it got when it joined
+    first: the time, and above that of the consumer that it replaced. Of two consumers with one
+    client id, the one with the lower number does not come back at any broker.
     """
 
     def __init__(
@@ -254,6 +258,7 @@ class MemberTable:
         subscriptions: Sequence[Subscription],
         details: MemberDetails = NO_DETAILS,
         now_s: float = 0.0,
+        wall_ms: int = 0,
     ) -> bool:
         """Lets a client join, or replaces what it reads.
 
@@ -271,8 +276,9 @@ class MemberTable:
             client_id,
             stream,
             tuple(subscriptions),
-            details,
+            replace(details, instance_number=0),  # told once: else its own would be a change
             since_s=now_s if before is None else before.since_s,
+            instance_number=_instance_number(before, details, wall_ms),
             replaced=_replaced(before, details),
         )
         if known is None or before is None:
@@ -446,6 +452,24 @@ def _replaced(before: Member | None, details: MemberDetails) -> tuple[str, ...]:
     return (*before.replaced, earlier)[-REPLACED_MAX:]
 
 
+def _instance_number(before: Member | None, details: MemberDetails, wall_ms: int) -> int:
+    """The number of a consumer that joins. ClientIdInUse: one with its client id is newer."""
+    number = details.instance_number
+    if not details.instance_id:
+        return 0
+    if before is None:
+        return number or wall_ms
+    if before.details.instance_id == details.instance_id:
+        return max(number, before.instance_number)
+    if not number:
+        return max(wall_ms, before.instance_number + 1)
+    if (number, details.instance_id) < (before.instance_number, before.details.instance_id):
+        raise ClientIdInUse(
+            f"a newer client has joined as {before.client_id}: this one is no member any more"
+        )
+    return number
+
+
 def _check_details(details: MemberDetails) -> None:
     if not 0 <= details.session_ms <= SESSION_MS_MAX:
         raise InvalidRequest(f"session_ms is 0 to {SESSION_MS_MAX}, not {details.session_ms}")
@@ -455,6 +479,8 @@ def _check_details(details: MemberDetails) -> None:
     ):
         if len(value) > DETAIL_LENGTH_MAX or not value.isprintable():
             raise InvalidRequest(f"{name} is at most {DETAIL_LENGTH_MAX} printable characters")
+    if not 0 <= details.instance_number <= INSTANCE_NUMBER_MAX:
+        raise InvalidRequest(f"instance_number is 0 to {INSTANCE_NUMBER_MAX}")
     if not 0 <= (details.retry_times_max or 0) <= RETRY_TIMES_MAX:
         raise InvalidRequest(f"retry_times_max is 0 to {RETRY_TIMES_MAX}")
     _check_held(details.held)

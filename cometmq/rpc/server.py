@@ -56,7 +56,7 @@ class ServerLimits:
     message_bytes_max: int = MESSAGE_BYTES_MAX  # of one received or sent message, inflated
     streams_per_connection_max: int = 1_024  # calls in flight on one connection
     calls_max: int = 65_536  # calls in flight on all connections
-    untaken_calls_max: int = 6_000  # of these, before the loop has seen them: each takes 15 KiB
+    untaken_calls_max: int = 3_000  # of these, before the loop has seen them: each takes 15 KiB
     connections_max: int = field(default_factory=share_of_connections)  # more are closed at once
     handshake_ms_max: int = 10_000
     keepalive_ms: int = 30_000  # silence after which the server asks whether the client lives

@@ -1792,6 +1792,7 @@ class JoinGroupRequest(_message.Message):
     IS_BROADCASTING_FIELD_NUMBER: _builtins.int
     SESSION_MS_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
+    INSTANCE_NUMBER_FIELD_NUMBER: _builtins.int
     RETRY_TIMES_MAX_FIELD_NUMBER: _builtins.int
     KNOWN_QUESTIONS_FIELD_NUMBER: _builtins.int
     group: _builtins.str
@@ -1816,6 +1817,10 @@ class JoinGroupRequest(_message.Message):
     mode: Global___ConsumeMode.ValueType
     """POP: it receives, and divides no queues. It is told neither of the other members nor of resets, and its group is made with this mode.
     Refused (GROUP_MODE_MISMATCH) where the group pulls. Else: it divides the queues. The same in every request of the stream.
+    """
+    instance_number: _builtins.int
+    """The number of the running consumer, from the first answer that any broker group has given it; 0 = none yet. A consumer that another one of
+    its client_id has replaced has a lower number, and is refused with CLIENT_ID_IN_USE, also by a writer that is new. At most 2^62.
     """
     retry_times_max: _builtins.int
     """How often a message that failed is delivered again before it is a dead letter, 0 to 1,000,000. Of the group's members the one that joined
@@ -1847,12 +1852,13 @@ class JoinGroupRequest(_message.Message):
         is_broadcasting: _builtins.bool = ...,
         session_ms: _builtins.int = ...,
         mode: Global___ConsumeMode.ValueType = ...,
+        instance_number: _builtins.int = ...,
         retry_times_max: _builtins.int | None = ...,
         known_questions: _abc.Iterable[Global___ClientQuestionKind.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_retry_times_max", b"_retry_times_max", "retry_times_max", b"retry_times_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retry_times_max", b"_retry_times_max", "allocation", b"allocation", "client_id", b"client_id", "group", b"group", "held", b"held", "instance_id", b"instance_id", "is_broadcasting", b"is_broadcasting", "known_questions", b"known_questions", "mode", b"mode", "retry_times_max", b"retry_times_max", "session_ms", b"session_ms", "subscriptions", b"subscriptions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retry_times_max", b"_retry_times_max", "allocation", b"allocation", "client_id", b"client_id", "group", b"group", "held", b"held", "instance_id", b"instance_id", "instance_number", b"instance_number", "is_broadcasting", b"is_broadcasting", "known_questions", b"known_questions", "mode", b"mode", "retry_times_max", b"retry_times_max", "session_ms", b"session_ms", "subscriptions", b"subscriptions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__retry_times_max: _TypeAlias = _typing.Literal["retry_times_max"]  # noqa: Y015
     _WhichOneofArgType__retry_times_max: _TypeAlias = _typing.Literal["_retry_times_max", b"_retry_times_max"]  # noqa: Y015
@@ -1907,6 +1913,7 @@ class GroupMember(_message.Message):
     SESSION_MS_FIELD_NUMBER: _builtins.int
     IS_AWAY_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
+    INSTANCE_NUMBER_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     MEMBER_MS_FIELD_NUMBER: _builtins.int
     AWAY_MS_FIELD_NUMBER: _builtins.int
@@ -1925,6 +1932,8 @@ class GroupMember(_message.Message):
     """Its stream has ended, and its session has not: it is a member, and reads nothing now."""
     mode: Global___ConsumeMode.ValueType
     """POP: it receives; the queues are divided among the others."""
+    instance_number: _builtins.int
+    """Of the running consumer: its own, else when it joined here, in milliseconds since 1970, or more. 0 = it has no instance_id."""
     address: _builtins.str
     """host:port that it has called from. Of DescribeGroup of a writer only, as what follows."""
     member_ms: _builtins.int
@@ -1953,6 +1962,7 @@ class GroupMember(_message.Message):
         session_ms: _builtins.int = ...,
         is_away: _builtins.bool = ...,
         mode: Global___ConsumeMode.ValueType = ...,
+        instance_number: _builtins.int = ...,
         address: _builtins.str = ...,
         member_ms: _builtins.int = ...,
         away_ms: _builtins.int = ...,
@@ -1960,7 +1970,7 @@ class GroupMember(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "allocation", b"allocation", "away_ms", b"away_ms", "client_id", b"client_id", "held", b"held", "instance_id", b"instance_id", "is_away", b"is_away", "is_broadcasting", b"is_broadcasting", "member_ms", b"member_ms", "mode", b"mode", "session_left_ms", b"session_left_ms", "session_ms", b"session_ms", "subscriptions", b"subscriptions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "allocation", b"allocation", "away_ms", b"away_ms", "client_id", b"client_id", "held", b"held", "instance_id", b"instance_id", "instance_number", b"instance_number", "is_away", b"is_away", "is_broadcasting", b"is_broadcasting", "member_ms", b"member_ms", "mode", b"mode", "session_left_ms", b"session_left_ms", "session_ms", b"session_ms", "subscriptions", b"subscriptions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

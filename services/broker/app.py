@@ -232,6 +232,7 @@ class _Parts:
             self.registrar.run(),
             keep("idle broadcasters", self._client_api.forget_broadcasters),
             keep("trace topic", self._client_api.make_trace_topic),
+            keep("changed client ids", self._client_api.changed_ids.watch),
             *self._replication.background(),
         ]
 

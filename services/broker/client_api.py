@@ -17,6 +17,7 @@ from cometmq.messaging.state import BrokerState
 from cometmq.model import QueueKey
 from cometmq.rpc.shares import Buckets
 from cometmq.telemetry import fields, logger
+from services.broker.groups.changed_ids import ChangedIds
 from services.broker.groups.clients import ClientList, Senders
 from services.broker.groups.coordinator import GroupCoordinator
 from services.broker.groups.live_clients import LiveClients
@@ -79,6 +80,7 @@ class ClientApi:
             partial(_notifies_members, core.state),
             lambda origin: shares.members.give_back(origin.host),
         )
+        self.changed_ids = ChangedIds(groups)
         senders = Senders()
         self.clients = ClientList(groups, senders)
         questions = Questions(metrics)

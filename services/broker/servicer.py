@@ -48,7 +48,7 @@ from services.broker.groups.questions import (
     Result,
 )
 from services.broker.groups.queue_locks import QueueLocks
-from services.broker.groups.turns import Door
+from services.broker.groups.turns import Admission
 from services.broker.groups.views import GroupViews
 from services.broker.memory import BATCHES_IN_FLIGHT_MAX, request_memory
 from services.broker.pop.servicer import PopServicer, PopServices
@@ -217,7 +217,7 @@ class BrokerServicer(PopServicer):
         self._questions = questions
         self._clock = clock
         self._views = GroupViews()
-        self._door = Door()  # of groups
+        self._admission = Admission()  # to groups
         gate.at_drain(coordinator.end_members)
         gate.at_drain(replies.end_all)
         gate.at_drain(questions.end)
@@ -500,7 +500,7 @@ class BrokerServicer(PopServicer):
     # --- consuming ---
 
     async def JoinGroup(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
-        await self._door.enter()
+        await self._admission.enter()
         first = await context.read()
         if first is grpc.aio.EOF:
             return

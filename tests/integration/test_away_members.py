@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from pathlib import Path
 
+import pytest
+
+from cometmq.messaging import groups
+from services.broker.groups import changed_ids
 from tests.integration.test_client_static import QUEUES, cluster, join, names, pod
 from tests.support.cluster.broker import LiveBroker, running_broker
 from tests.support.cluster.commands import Commands
@@ -111,3 +116,38 @@ async def test_a_static_member_that_reads_a_broker_group_no_more_is_not_away_the
         await leaves.unsubscribe("U")
         await until(lambda: len([q for q in stays.assigned if q.topic == "U"]) == QUEUES)
         assert await names(other) == {"stays": False}
+
+
+async def test_client_ids_that_change_at_a_deploy_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for where in (groups, changed_ids):
+        monkeypatch.setattr(where, "BACK_S", 0.1)
+    async with cluster(tmp_path) as (namesrv, _):
+        command = Commands(namesrv)
+
+        async def deploy(version: str) -> None:
+            """Consumers with ids of their own, which stop again."""
+            async with AsyncExitStack() as stack:
+                pods = [
+                    await stack.enter_async_context(pod(namesrv, f"{version}-{n}"))
+                    for n in range(2)
+                ]
+                for one in pods:
+                    await one.subscribe("T")
+                await until(lambda: all(one.assigned for one in pods))
+                if version == "v1":
+                    assert not (await command("group", "status", "G"))["changed_ids"]
+                    return
+                await until(lambda: "client ids of a group seem to change" in caplog.text)
+                report = await command("group", "status", "G", code=3)
+                assert "v1-0, v1-1 are away" in report["changed_ids"]
+                assert len(await command("group", "members", "G", code=3)) == 4
+                await command("group", "members", "G", "--remove-away")
+                await until(lambda: sum(len(one.assigned) for one in pods) == QUEUES)
+                assert len(await command("group", "members", "G")) == 2
+
+        await deploy("v1")
+        await deploy("v2")
+    logged = [r for r in caplog.records if r.getMessage().startswith("client ids of a group")]
+    assert len(logged) == 1, "once a deploy"

@@ -368,3 +368,40 @@ async def test_who_was_replaced_does_not_join_a_broker_that_does_not_know_it(
                 assert len(newer.assigned) == 2 * QUEUES
     events = [record.getMessage() for record in caplog.records]
     assert len([event for event in events if event.startswith("no member any more")]) == 1
+
+
+async def test_who_was_replaced_while_it_was_frozen_does_not_join_a_broker_that_is_new(
+    tmp_path: Path,
+) -> None:
+    """A broker that has restarted, or taken over, knows no members of before."""
+    async with running_namesrv(tmp_path) as namesrv:
+        options: dict[str, Any] = {"namesrv": (namesrv,)}
+        async with (
+            AsyncExitStack() as before,
+            pod(namesrv, "pod") as older,
+        ):
+            broker = await before.enter_async_context(running_broker(tmp_path, **options))
+            await broker.put_topic("T", QUEUES)
+            await older.subscribe("T")
+            await until(lambda: len(older.assigned) == QUEUES)
+            (joined,) = older._share._membership._joined.values()
+            assert joined.task is not None
+            joined.task.cancel()
+            async with pod(namesrv, "pod") as newer:
+                await newer.subscribe("T")
+                await until(lambda: len(newer.assigned) == QUEUES)
+                await before.aclose()
+                async with running_broker(tmp_path, **options) as broker:
+
+                    async def is_back() -> bool:
+                        return await names(broker) == {"pod": False}
+
+                    await until_async(is_back)
+                    joined.task = older._tasks.start(
+                        older._share._membership._stay("g1", joined), "it wakes up"
+                    )
+                    ends = [one._share._membership for one in (older, newer)]
+                    await until(lambda: any(one._is_replaced for one in ends))
+                    assert [one._is_replaced for one in ends] == [True, False]
+                    await until(lambda: not older.assigned)
+                    assert len(newer.assigned) == QUEUES

@@ -121,6 +121,7 @@ class Membership:
         # How often the group's messages are tried again, as brokers say; None: none has said it.
         self.known_retry_times_max: int | None = None
         self.answers: Answers | None = None  # to what brokers ask; None: they ask nothing
+        self._instance_number = 0  # as the first broker said
         self._is_replaced = False  # another client has taken this one's name
         self._subscriptions: dict[str, Filter] = {}
         self._joined: dict[str, _Joined] = {}
@@ -271,8 +272,10 @@ class Membership:
             if response.HasField("retry_times_max"):
                 self.known_retry_times_max = response.retry_times_max
             members = joined.take(response.members, self._calls.namespace)
-            mine = (one for one in response.members if one.client_id == self._client_id)
-            joined.session_ms = next((one.session_ms for one in mine), 0)
+            mine = next((m for m in response.members if m.instance_id == self.instance_id), None)
+            joined.session_ms = 0 if mine is None else mine.session_ms
+            if mine is not None and not self._instance_number:
+                self._instance_number = mine.instance_number
             joined.heard.set()
             joined.absent = {c: t for c, t in joined.absent.items() if c not in members}
             if response.consume_disabled != joined.is_disabled:
@@ -309,6 +312,7 @@ class Membership:
             group=self._calls.wire_group,
             client_id=self._client_id,
             instance_id=self.instance_id,
+            instance_number=self._instance_number,
             allocation=self._allocation,
             held=_held_proto(self._held, self._calls.namespace),
             retry_times_max=None if self.retry_times_max < 0 else self.retry_times_max,

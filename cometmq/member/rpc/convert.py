@@ -254,6 +254,7 @@ def member_details(proto: broker_pb2.JoinGroupRequest) -> MemberDetails:
         proto.retry_times_max if proto.HasField("retry_times_max") else None,
         proto.session_ms,
         receives=proto.mode == broker_pb2.CONSUME_MODE_POP,
+        instance_number=proto.instance_number,
     )
 
 
@@ -271,6 +272,7 @@ def member_proto(member: Member) -> broker_pb2.GroupMember:
             for s in member.subscriptions
         ],
         instance_id=member.details.instance_id,
+        instance_number=member.instance_number,
         allocation=member.details.allocation,
         held=[
             broker_pb2.HeldQueues(topic=h.topic, broker_group=h.broker_group, queue_ids=h.queue_ids)

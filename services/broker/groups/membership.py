@@ -233,7 +233,9 @@ class MemberStream:
         if details.receives != self.receives:
             raise InvalidRequest("mode stays the same for the whole stream")
         now_s = asyncio.get_running_loop().time()
-        self._groups.table.put(group, client_id, self.number, subscriptions, details, now_s)
+        self._groups.table.put(
+            group, client_id, self.number, subscriptions, details, now_s, self.origin.since_ms
+        )
         self._groups.changed(group)
 
     def wake(self) -> None:

@@ -37,8 +37,8 @@ class Turns:
             self._next = loop.call_at(at_s, self._take, at_s)
 
 
-class Door:
-    """Where calls of a crowd wait for their turn, in order."""
+class Admission:
+    """Admits calls of a crowd in turns, in order."""
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()

@@ -15,6 +15,8 @@ from cometmq.errors import (
     TopicNameInvalid,
 )
 from cometmq.messaging.groups import (
+    BACK_S,
+    INSTANCE_NUMBER_MAX,
     REPLACED_MAX,
     SESSION_MS_MAX,
     SESSIONS_NOTED_MIN,
@@ -22,6 +24,8 @@ from cometmq.messaging.groups import (
     MemberDetails,
     Membership,
     MemberTable,
+    Stay,
+    changed_ids,
     check_name,
 )
 from cometmq.model import Subscription
@@ -176,6 +180,88 @@ def test_an_instance_that_was_replaced_may_not_come_back() -> None:
     member = table.member("billing", "a")
     assert member is not None
     assert len(member.replaced) == REPLACED_MAX
+
+
+def away(client_id: str, member_s: float, away_s: float) -> Stay:
+    return Stay(client_id, member_s, away_s)
+
+
+@pytest.mark.parametrize(
+    ("stays", "is_changed"),
+    [
+        ([away("old-1", 900, 60), Stay("new-1", 50)], True),  # one stops, then one starts
+        ([away("old-1", 900, 60), Stay("new-1", 90)], True),  # one starts, then one stops
+        ([away("old-1", 900, BACK_S), Stay("new-1", 1)], True),
+        ([away("pod-1", 900, BACK_S - 1), Stay("pod-9", 1)], False),  # it may be back soon
+        ([away("pod-1", 900, 60), Stay("pod-2", 890)], False),  # one crashed
+        ([away("pod-1", 90, 60), Stay("pod-2", 80)], False),  # all have just begun
+        ([away("pod-1", 900, 60)], False),
+        ([Stay("pod-1", 900), Stay("pod-2", 1)], False),
+        ([], False),
+    ],
+)
+def test_client_ids_that_change_at_restarts_are_noticed(
+    stays: list[Stay], is_changed: bool
+) -> None:
+    assert bool(changed_ids(stays)) == is_changed
+
+
+def test_what_is_said_of_many_members_is_short() -> None:
+    stays = [away(f"old-{n:04}", 900, 60) for n in range(5_000)]
+    said = changed_ids([*stays, *(Stay(f"new-{n:04}", 50) for n in range(5_000))])
+    assert "old-0004 and 4995 more are away" in said
+    assert len(said) < 1_000
+
+
+def numbered(instance_id: str, number: int = 0) -> MemberDetails:
+    return MemberDetails(instance_id, session_ms=10_000, instance_number=number)
+
+
+def number_of(table: MemberTable) -> int:
+    member = table.member("billing", "a")
+    assert member is not None
+    return member.instance_number
+
+
+def test_each_instance_has_a_higher_number_than_the_one_before_it_and_keeps_it() -> None:
+    """Also while the broker's clock stands still, or goes back."""
+    table = MemberTable()
+    numbers = []
+    for stream, (instance_id, wall_ms) in enumerate([("1", 500), ("2", 500), ("3", 100)]):
+        table.put("billing", "a", stream, [ORDERS], numbered(instance_id), wall_ms=wall_ms)
+        numbers.append(number_of(table))
+    assert numbers == [500, 501, 502]
+    view = table.view("billing")
+    table.put("billing", "a", 2, [ORDERS], numbered("3", 502), wall_ms=900)
+    assert table.view("billing") is view, "its number is no change"
+
+
+@pytest.mark.parametrize("is_older_first", [True, False])
+def test_an_instance_that_was_replaced_does_not_come_back_at_a_new_writer(
+    is_older_first: bool,
+) -> None:
+    table = MemberTable()
+    if is_older_first:
+        table.put("billing", "a", 1, [ORDERS], numbered("old", 500), wall_ms=900)
+    table.put("billing", "a", 2, [ORDERS], numbered("new", 501), wall_ms=901)
+    table.leave("billing", "a", 2)  # also while it is away
+    with pytest.raises(ClientIdInUse):
+        table.put("billing", "a", 3, [ORDERS], numbered("old", 500), wall_ms=902)
+    assert number_of(table) == 501
+
+
+def test_of_two_instances_with_one_number_one_stays() -> None:
+    table = MemberTable()
+    table.put("billing", "a", 1, [ORDERS], numbered("x", 500))
+    with pytest.raises(ClientIdInUse):
+        table.put("billing", "a", 2, [ORDERS], numbered("w", 500))
+    assert table.put("billing", "a", 3, [ORDERS], numbered("y", 500))
+
+
+@pytest.mark.parametrize("number", [-1, INSTANCE_NUMBER_MAX + 1])
+def test_an_instance_number_has_a_limit(number: int) -> None:
+    with pytest.raises(InvalidRequest):
+        MemberTable().put("billing", "a", 1, [ORDERS], numbered("x", number))
 
 
 @pytest.mark.parametrize("session_ms", [-1, SESSION_MS_MAX + 1, 2**32 - 1])

@@ -3,15 +3,15 @@ from __future__ import annotations
 import asyncio
 
 from services.broker.groups.notices import TOLD_COUNT, Notices
-from services.broker.groups.turns import ENTER_COUNT, WAIT_S_MAX, Door, Turns
+from services.broker.groups.turns import ENTER_COUNT, WAIT_S_MAX, Admission, Turns
 from tests.support.waiting import until
 
 
 async def test_a_lone_call_enters_at_once_and_a_crowd_in_turns_and_in_order() -> None:
-    door, entered = Door(), list[int]()
+    admission, entered = Admission(), list[int]()
 
     async def enter(number: int) -> None:
-        await door.enter()
+        await admission.enter()
         entered.append(number)
 
     async with asyncio.TaskGroup() as tasks:
@@ -21,20 +21,20 @@ async def test_a_lone_call_enters_at_once_and_a_crowd_in_turns_and_in_order() ->
         await asyncio.sleep(0)
         assert entered == [0], "the others wait for the next turn"
         await until(lambda: len(entered) == 1 + ENTER_COUNT)
-        assert len(door) == 2 * ENTER_COUNT - 1
+        assert len(admission) == 2 * ENTER_COUNT - 1
     assert entered == list(range(3 * ENTER_COUNT))
-    assert not len(door)
+    assert not len(admission)
 
 
 async def test_calls_that_end_while_they_wait_take_no_turn() -> None:
-    door = Door()
-    waiting = [asyncio.create_task(door.enter()) for _ in range(4 * ENTER_COUNT)]
+    admission = Admission()
+    waiting = [asyncio.create_task(admission.enter()) for _ in range(4 * ENTER_COUNT)]
     await asyncio.sleep(0)
     for one in waiting[1:-1]:
         one.cancel()
     async with asyncio.timeout(10):
         await waiting[-1]
-    assert not len(door)
+    assert not len(admission)
 
 
 async def test_a_loop_that_is_late_gets_fewer_turns() -> None:
