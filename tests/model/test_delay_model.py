@@ -24,7 +24,6 @@ from cometmq.messaging.changes import TopicPut
 from cometmq.model import TopicConfig
 from cometmq.replication.watermarks import DurabilityClass
 from services.broker.delay.believed_time import BelievedTime
-from services.broker.delay.delivery import TURN_COUNT_MIN
 from services.broker.delay.schedule import ScheduleService
 from services.broker.sending.produce import Claim, ProduceHandler, ProducePolicy
 from tests.support.cluster.broker import encoded
@@ -254,7 +253,7 @@ async def test_a_level_that_is_always_full_does_not_keep_the_others_waiting(
         clock.now_ms += 3_600_000
         levels = parts.schedule.progress.levels
         for _ in range(len(levels)):
-            parts.schedule._delivery.turn_count = TURN_COUNT_MIN
+            parts.schedule._delivery.turn_count = 10  # of the 20 that a file of a queue has
             await parts.schedule.deliver_due()
         assert levels[1].offset < 500
         assert [levels[level].offset for level in (2, 3)] == [1, 1]
