@@ -22,6 +22,7 @@ import os
 import secrets
 import shutil
 import socket
+import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -103,10 +104,10 @@ async def up(
     options: Mapping[str, str] | None = None,
     own_secret: bool = False,
     step_s: float = 60.0,
-    on_wait: Callable[[str], None] = lambda _text: None,
+    tell: Callable[[str], None] = lambda _text: None,
 ) -> LocalCluster:
     """Start a local cluster, or what of it does not run; returns when every process is ready. Waits
-    as :class:`Patience` does, in steps of ``step_s``; ``on_wait`` is told at each further one.
+    as :class:`Patience` does, in steps of ``step_s``. ``tell`` gets what a user should know.
 
     ``broker_count`` broker groups, each with ``slave_count`` slaves; without slaves a broker has
     no lease. ``options`` are broker options (``{"flush_disk_type": "SYNC_FLUSH"}``) that go
@@ -147,7 +148,7 @@ async def up(
         processes=tuple(had[name] for name in names if name in had and had[name].alive),
     )
     if own_secret and not cluster.processes and SECRET_OPTION not in cluster.options:
-        _make_secret(directory)
+        _make_secret(directory, tell)
     started: list[LocalProcess] = []
     try:
         for members in _waves(names):
@@ -155,7 +156,7 @@ async def up(
             wave = [_start(cluster, name, names[name], had.get(name)) for name in missing]
             started += wave
             save(_with(cluster, wave, names))
-            ready = await _ready(cluster, wave, step_s, on_wait)
+            ready = await _ready(cluster, wave, step_s, tell)
             cluster = _with(cluster, ready, names)
             save(cluster)
     except BaseException:
@@ -220,16 +221,24 @@ def _resolved(path: Path) -> Path:
     return path.resolve()
 
 
-def _make_secret(directory: Path) -> None:
-    """Once for a folder: it stays when the cluster is taken down."""
+def _make_secret(directory: Path, tell: Callable[[str], None]) -> None:
+    """Once for a folder: it stays when the cluster is taken down. No process uses it now, so one that
+    other users could read or choose is replaced.
+    """
     path = directory / SECRET_FILE
-    if path.exists():
-        path.chmod(0o600)
-        return
+    with suppress(FileNotFoundError):
+        found = path.lstat()
+        is_ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+        if is_ours and not found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            return
+        tell(
+            f"{path} was open to other users, or not this user's file: another secret is there now"
+        )
     directory.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".draft")
-    draft.touch(mode=0o600)
-    draft.write_text(secrets.token_urlsafe(32) + "\n", encoding="ascii")
+    draft.unlink(missing_ok=True)
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(secrets.token_urlsafe(32) + "\n")
     draft.replace(path)
 
 
@@ -379,7 +388,7 @@ async def _ready(
     cluster: LocalCluster,
     wave: Sequence[LocalProcess],
     step_s: float,
-    on_wait: Callable[[str], None],
+    tell: Callable[[str], None],
 ) -> list[LocalProcess]:
     """The processes with their addresses, once all have announced themselves."""
     waiting, now_s = list(wave), asyncio.get_running_loop().time
@@ -392,7 +401,7 @@ async def _ready(
             raise _late(cluster, waiting[0], patience)
         if patience.step_count > steps:
             names = ", ".join(process.name for process in waiting)
-            on_wait(f"not ready after {patience.waited_s:g} s, and at work: {names}")
+            tell(f"not ready after {patience.waited_s:g} s, and at work: {names}")
         await asyncio.sleep(POLL_INTERVAL_S)
     announced = [_announced(cluster, process) for process in wave]
     return [process for process in announced if process is not None]

@@ -58,7 +58,7 @@ def local_up(
             pullhold_count=pullholds,
             options=options,
             own_secret=True,
-            on_wait=lambda text: click.echo(text, err=True),
+            tell=lambda text: click.echo(text, err=True),
         )
         async with connection_to(cluster.namesrv, cluster.secret_file) as connection:
             groups = cluster.broker_groups

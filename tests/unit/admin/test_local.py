@@ -242,7 +242,7 @@ async def test_a_process_that_works_is_waited_for(
     told: list[str] = []
     options = {"works_s": "1.0"}
     cluster = await local.up(
-        directory, broker_count=1, options=options, step_s=0.2, on_wait=told.append
+        directory, broker_count=1, options=options, step_s=0.2, tell=told.append
     )
     assert all(process.alive for process in cluster.processes)
     assert [text.partition(": ")[2] for text in told][:3] == ["g1", "g1", "g1"]
@@ -417,6 +417,27 @@ async def test_a_cluster_has_a_secret_of_its_own(directory: Path) -> None:
     assert read_secrets(file) == (secret,)
     await local.down(directory, purge=True)
     assert not file.exists()
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o644, 0o660, None])
+async def test_a_secret_that_others_knew_or_chose_is_not_used(
+    directory: Path, mode: int | None
+) -> None:
+    """None: a link to a file elsewhere."""
+    theirs, told = "a-secret-that-others-know", list[str]()
+    directory.mkdir()  # noqa: ASYNC240
+    file = directory / local.SECRET_FILE
+    if mode is None:
+        (directory / "elsewhere").write_text(theirs)
+        file.symlink_to(directory / "elsewhere")
+    else:
+        file.write_text(theirs)
+        file.chmod(mode)
+    cluster = await local.up(directory, own_secret=True, tell=told.append)
+    assert cluster.secret_file == file
+    assert theirs not in read_secrets(file)
+    assert file.lstat().st_mode & 0o077 == 0
+    assert [str(file) in text for text in told] == [True]
 
 
 async def test_a_cluster_that_runs_without_a_secret_gets_none(directory: Path) -> None:
