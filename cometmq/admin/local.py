@@ -222,8 +222,8 @@ def _resolved(path: Path) -> Path:
 
 
 def _make_secret(directory: Path, tell: Callable[[str], None]) -> None:
-    """Once for a folder: it stays when the cluster is taken down. No process uses it now, so one that
-    other users could read or choose is replaced.
+    """Once for a folder: it stays when the cluster is taken down. One that others could read or
+    choose is replaced; no process has it now.
     """
     path = directory / SECRET_FILE
     with suppress(FileNotFoundError):

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from dataclasses import fields as dataclass_fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import grpc
@@ -30,6 +30,8 @@ from cometmq.model import DLQ_PREFIX, RETRY_PREFIX
 from cometmq.rpc.interceptors import error_from
 from cometmq.telemetry import fields, logger
 from cometmq.v1 import broker_pb2, common_pb2, namesrv_pb2
+
+T = TypeVar("T")
 
 _log = logger(__name__)
 
@@ -340,17 +342,21 @@ def _manifest(path: Path) -> Snapshot | None:
     content = json.loads(path.read_bytes())
     if content["schema_version"] != SCHEMA_VERSION:
         return None
-    if not all(isinstance(group, str) for group in content["expected"]):
-        raise TypeError(f"expected is {content['expected']!r}")
     return Snapshot(
         schema_version=SCHEMA_VERSION,
-        snapshot_id=str(content["snapshot_id"]),
-        started_ms=int(content["started_ms"]),
-        expected=list(content["expected"]),
+        snapshot_id=_typed(content["snapshot_id"], str),
+        started_ms=_typed(content["started_ms"], int),
+        expected=[_typed(group, str) for group in _typed(content["expected"], list)],
         exported=[ExportedGroup(**_known(ExportedGroup, one)) for one in content["exported"]],
         failed=[FailedGroup(**_known(FailedGroup, one)) for one in content["failed"]],
         completeness=float(content["completeness"]),
     )
+
+
+def _typed(value: Any, kind: type[T]) -> T:
+    if not isinstance(value, kind):
+        raise TypeError(f"{value!r} is no {kind.__name__}")
+    return value
 
 
 def _known(kind: type[ExportedGroup | FailedGroup], found: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from typing import Any
 
 from cometmq.errors import InvalidRequest
 from cometmq.member.context import MemberContext, MemberCore
-from cometmq.member.lease.peers import replica_status_of
 from cometmq.member.read.group_progress import GroupReads
 from cometmq.member.rpc.broker_servicer import not_writer
 from cometmq.member.rpc.member_servicer import MemberServicer, Pull
@@ -28,11 +27,7 @@ class FollowerServicer(MemberServicer):
         elector: Elector,
     ) -> None:
         super().__init__(context, core, groups, pull)
-        self._identity = context.identity
-        self._config = context.config
-        self._clocks = context.clocks
         self._elector = elector
-        self._storage = core.storage
 
     async def Replicate(  # type: ignore[override]  # never answers
         self, request_iterator: object, context: Context
@@ -47,17 +42,7 @@ class FollowerServicer(MemberServicer):
     async def DescribeReplica(
         self, request: member_pb2.DescribeReplicaRequest, context: Context
     ) -> member_pb2.DescribeReplicaResponse:
-        role = common_pb2.MEMBER_ROLE_FOLLOWER
-        lease = self._elector.record
-        return replica_status_of(
-            self._identity,
-            self._config,
-            self._store,
-            role,
-            lease,
-            self._clocks,
-            send_refusal=self._storage.send_refusal,
-        )
+        return self._replica_status(common_pb2.MEMBER_ROLE_FOLLOWER, self._elector.record)
 
     async def Elect(
         self, request: member_pb2.ElectRequest, context: Context

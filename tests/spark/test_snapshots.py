@@ -174,3 +174,41 @@ def test_exporter_and_job_agree_on_the_schema() -> None:
     read = [(f.name, f.dataType.simpleString(), f.nullable) for f in schema.SNAPSHOT.fields]
     assert written == read
     assert (schema.SCHEMA_VERSION, snapshots.MANIFEST) == (offsets.SCHEMA_VERSION, offsets.MANIFEST)
+
+
+CHANGED: list[dict[str, object]] = [
+    {},
+    {"more": "of a later release"},
+    {"schema_version": 2},
+    {"started_ms": NOW_MS + offsets.AHEAD_MS_MAX},
+    {"started_ms": NOW_MS + offsets.AHEAD_MS_MAX + 1},
+    {"started_ms": str(T0)},
+    {"snapshot_id": 7},
+    {"expected": "g1"},
+    {"expected": [1]},
+    {"expected": None},
+    {"exported": [{}]},
+    {"exported": None},
+    {"failed": [{}]},
+    {"failed": 3},
+]
+
+
+@pytest.mark.parametrize("changed", CHANGED, ids=str)
+def test_the_job_and_the_exporter_take_the_same_manifests(
+    tmp_path: Path, changed: dict[str, object]
+) -> None:
+    """The job knows exported files only, so each has a reader of its own."""
+    assert (snapshots.MANIFEST, schema.SCHEMA_VERSION) == (
+        offsets.MANIFEST,
+        offsets.SCHEMA_VERSION,
+    )
+    manifest = export(tmp_path, 1, {"g1": [POINT]}) / snapshots.MANIFEST
+    content = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**content, **changed}))
+    exporter = offsets.newest(tmp_path, NOW_MS)
+    try:
+        job = plan(tmp_path, 10, NOW_MS).snapshot_id
+    except NoSnapshot:
+        job = ""
+    assert (exporter.snapshot_id if exporter else "") == job

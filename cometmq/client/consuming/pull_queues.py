@@ -83,16 +83,21 @@ class PullQueues:
     def assign(self, queues: Collection[QueueRef], wanted: Filter) -> None:
         """Exactly these are read now."""
         for queue in queues:
-            fetcher = Fetcher(
-                self._calls,
-                queue,
-                wanted,
-                self._options,
-                self._positions.start,
-                self._budget,
-                self._memory.share(),
-            )
-            self.polled.add(fetcher)
+            self.polled.add(self._fetcher(queue, wanted))
+
+    def _fetcher(
+        self, queue: QueueRef, wanted: Filter, long_poller: LongPoller | None = None
+    ) -> Fetcher:
+        return Fetcher(
+            self._calls,
+            queue,
+            wanted,
+            self._options,
+            self._positions.start,
+            self._budget,
+            self._memory.share(),
+            long_poller,
+        )
 
     async def unassign(self) -> None:
         """The application is done with all that it has assigned."""
@@ -129,17 +134,7 @@ class PullQueues:
             q: f for q in sorted(queues) if (f := self._subscriptions.get(q.topic)) is not None
         }
         for queue, wanted in there.items():
-            fetcher = Fetcher(
-                self._calls,
-                queue,
-                wanted,
-                self._options,
-                self._positions.start,
-                self._budget,
-                self._memory.share(),
-                self._long_poller,
-            )
-            self.polled.add(fetcher, resting=True)
+            self.polled.add(self._fetcher(queue, wanted, self._long_poller), resting=True)
         await self._events.assigned(list(there))
         self.polled.go_on(there)
         return set()

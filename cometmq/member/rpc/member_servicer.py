@@ -11,12 +11,14 @@ import grpc
 
 from cometmq.errors import CometError, OffsetInvalid
 from cometmq.member.context import MemberContext, MemberCore
+from cometmq.member.lease.peers import replica_status_of
 from cometmq.member.read.group_progress import GroupReads
 from cometmq.member.rpc.arrivals_servicer import ArrivalCounts, ArrivalsServicer
 from cometmq.messaging.quotas import Caller, address_name
+from cometmq.replication.lease import LeaseRecord
 from cometmq.rpc.interceptors import to_proto
 from cometmq.store.base import BaseStore
-from cometmq.v1 import broker_pb2, member_pb2, member_pb2_grpc
+from cometmq.v1 import broker_pb2, common_pb2, member_pb2, member_pb2_grpc
 
 CHECKSUM_PIECE_BYTES = 1024 * 1024
 
@@ -43,6 +45,24 @@ class MemberServicer(  # type: ignore[misc]  # streams answer with context.write
         )
         self._pull = pull
         self._store: BaseStore = storage.store
+        self._storage = storage
+        self._identity = context.identity
+        self._config = context.config
+        self._clocks = context.clocks
+
+    def _replica_status(
+        self, role: common_pb2.MemberRole.ValueType, lease: LeaseRecord | None
+    ) -> member_pb2.DescribeReplicaResponse:
+        """What this member says of itself in its role."""
+        return replica_status_of(
+            self._identity,
+            self._config,
+            self._store,
+            role,
+            lease,
+            self._clocks,
+            send_refusal=self._storage.send_refusal,
+        )
 
     async def PullStream(  # type: ignore[override]  # answers with context.write
         self, request_iterator: object, context: Context

@@ -10,7 +10,6 @@ import grpc
 from cometmq.errors import InvalidRequest, NotFollower
 from cometmq.member.clocks import member_name
 from cometmq.member.context import MemberContext, MemberCore
-from cometmq.member.lease.peers import replica_status_of
 from cometmq.member.read.group_progress import GroupReads
 from cometmq.member.rpc.member_servicer import MemberServicer, Pull
 from cometmq.replication.follower import (
@@ -48,13 +47,9 @@ class ReplicationServicer(MemberServicer):
     ) -> None:
         super().__init__(context, core, groups, pull)
         config, identity = context.config, context.identity
-        self._clocks = context.clocks
         self._replicas = replicas
         self._in_sync = in_sync
         self._hand_over = hand_over
-        self._identity = identity
-        self._storage = core.storage
-        self._config = config
         self._log_file_bytes = config.mapped_file_size_commit_log
         self._promise_ms = round(config.lease_duration_s * 1000) if config.lease else 0
         self._handshake = Handshake(
@@ -165,17 +160,7 @@ class ReplicationServicer(MemberServicer):
     async def DescribeReplica(
         self, request: member_pb2.DescribeReplicaRequest, context: Context
     ) -> member_pb2.DescribeReplicaResponse:
-        role = common_pb2.MEMBER_ROLE_WRITER
-        lease = self._in_sync.record
-        status = replica_status_of(
-            self._identity,
-            self._config,
-            self._store,
-            role,
-            lease,
-            self._clocks,
-            send_refusal=self._storage.send_refusal,
-        )
+        status = self._replica_status(common_pb2.MEMBER_ROLE_WRITER, self._in_sync.record)
         if (writer_status := self._in_sync.writer_status()) is not None:
             status.writer_status.CopyFrom(writer_status)
         return status
