@@ -662,7 +662,7 @@ async def test_a_damaged_half_stops_no_other_one(tmp_path: Path) -> None:
             await story.send(parts)
         names = sorted(story.open)[:3]
         bad = story.open[names[1]]
-        _flip(tmp_path / "s" / "store", bad.log_offset + 8)
+        _flip(tmp_path / "s" / "store", bad.log_offset + 4)  # no record begins there any more
         clock.now_ms += 7_000
         stream = parts.checks.join("P", "c")
         parts.checks._board.look(clock.monotonic_s())
@@ -671,7 +671,7 @@ async def test_a_damaged_half_stops_no_other_one(tmp_path: Path) -> None:
         asked = [one.half async for some in read for one in some]
         parts.checks.leave(stream)
         assert {story.open[names[0]], story.open[names[2]]} <= set(asked)
-        await parts.service.giving_up.give_up([bad.half_offset], "test")
+        assert bad not in asked
         assert member.state.halves.find(bad.half_offset) is None
         good = [
             End(story.open[names[0]], COMMIT),
