@@ -160,6 +160,7 @@ class _Parts:
         self._cut: CutNeeded | None = None
         self._lease_known = False
         self._ready = InSyncReadiness(config.in_sync_ready_wait_s)
+        self._unready_recorded = False  # as an event
         self._store = opened.store
         self.seconds = opened.seconds
         register_s = config.register_namesrv_period / 1000
@@ -248,16 +249,25 @@ class _Parts:
         """Tell health checks when this member enters or leaves the in-sync set."""
         me = ReplicaId(self._context.config.member_id, self._store.store_id)
         now_s = self._context.clock.boottime_s()
-        if not self._ready.saw(self._elector.record, me, now_s):
+        has_changed = self._ready.saw(self._elector.record, me, now_s)
+        self._record_ready(now_s)
+        if not has_changed:
             return
         await self._context.ports.hold_ready(not self._ready.is_ready)
-        events, reason = self._context.events, self._ready.reason
         if self._ready.is_ready:
             log.info("ready for health checks")
-            events.record(EventReason.READY, "ready for health checks")
         else:
-            log.warning("not ready for health checks", extra=fields(reason=reason))
-            events.record(EventReason.NOT_READY, f"not ready for health checks: {reason}")
+            log.warning("not ready for health checks", extra=fields(reason=self._ready.reason))
+
+    def _record_ready(self, now_s: float) -> None:
+        events = self._context.events
+        if self._unready_recorded and self._ready.is_ready:
+            self._unready_recorded = False
+            events.record(EventReason.READY, "ready for health checks")
+        elif not self._unready_recorded and self._ready.is_remarkable(now_s):
+            self._unready_recorded = True
+            why = f"not ready for health checks: {self._ready.reason}"
+            events.record(EventReason.NOT_READY, why)
 
     def follow(self, step: Follow) -> None:
         """Another member has the lease, or none."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from cometmq.replication.lease import LeaseRecord, ReplicaId
 
+CATCH_UP_S = 30.0  # that a start may take
+
 
 class InSyncReadiness:
     """Call :meth:`saw` with each reading of the lease. ``wait_s``: how long a follower outside of
@@ -20,10 +22,19 @@ class InSyncReadiness:
         self._wait_s = wait_s
         self._outside_since_s: float | None = None  # None: in sync, or not known
         self.reason = ""  # why the follower is not ready; empty: it is
+        self._was_in_sync = False  # at some time since the start
 
     @property
     def is_ready(self) -> bool:
         return not self.reason
+
+    def is_remarkable(self, now_s: float) -> bool:
+        """Whether operators should hear that it is not ready. A follower that has just started
+        catches up: nobody has to know.
+        """
+        since_s = self._outside_since_s
+        is_late = since_s is not None and now_s - since_s >= CATCH_UP_S
+        return not self.is_ready and (self._was_in_sync or is_late)
 
     def saw(self, record: LeaseRecord | None, me: ReplicaId, now_s: float) -> bool:
         """Whether :attr:`is_ready` has changed. Without a lease nothing is known, and nothing
@@ -33,6 +44,7 @@ class InSyncReadiness:
             return False
         before = self.is_ready
         if me in record.in_sync:
+            self._was_in_sync = True
             self._outside_since_s = None
             self.reason = ""
         else:

@@ -60,6 +60,8 @@ async def test_both_sides_know_by_how_much_a_clock_is_off(tmp_path: Path, ahead_
             await knows_skew(group[0], 0.0)
             await knows_skew(group[1], ahead_s)
             assert [await is_off(group[number]) for number in (0, 1)] == [False, True]
+            described = await group[1].client.admin.DescribeBroker(pb.DescribeBrokerRequest())
+            assert abs(described.clock_skew_ms - 1000 * ahead_s) < 1000, "for broker status"
             await knows_skew(group[0], ahead_s, other=1)
             await knows_skew(group[1], -ahead_s, other=0)
 

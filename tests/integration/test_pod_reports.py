@@ -14,6 +14,7 @@ from cometmq.errors import NoFollower
 from cometmq.member.lease.stores import record_of
 from cometmq.member.pod.role_label import LABEL
 from cometmq.model import ReplicationMode
+from cometmq.replication.follower import Replica
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import member_pb2
 from tests.support.cluster.broker import ASYNC, refusal
@@ -135,6 +136,21 @@ async def test_refused_sends_begin_and_end(api: LeaseApi, tmp_path: Path) -> Non
         await until(lambda: notes(api, "InSyncMemberLeft"))
         await group[1].start("follower")
         await until(lambda: notes(api, "SendsTaken"))
+
+
+async def test_a_follower_that_falls_out_of_sync_is_an_event_on_both_sides(
+    api: LeaseApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start that catches up is none."""
+    async with pods(tmp_path, slave_timeout=300) as group:
+        await until(lambda: roles(api) == ["writer", "follower"])
+        assert not notes(api, "FollowerNotReady")
+        with monkeypatch.context() as patch:
+            patch.setattr(Replica, "acked", lambda *_: None)  # it is not heard any more
+            await group[0].client.send("T", 0, b"a")
+            await until(lambda: (PODS[0], "InSyncMemberLeft") in api.reasons())
+            await until(lambda: (PODS[1], "FollowerNotReady") in api.reasons())
+        await until(lambda: (PODS[1], "FollowerReady") in api.reasons())
 
 
 async def test_no_send_waits_for_an_api_that_is_away(api: LeaseApi, tmp_path: Path) -> None:

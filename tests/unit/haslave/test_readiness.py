@@ -51,3 +51,21 @@ def test_it_is_not_held_back_for_ever_and_each_time_counts_by_itself() -> None:
 
 def test_zero_turns_it_off() -> None:
     assert played(0.0, (lease(WRITER), 0.0)) == [(False, True)]
+
+
+def test_a_start_that_catches_up_is_not_worth_an_event() -> None:
+    ready = InSyncReadiness(3_600.0)
+    ready.saw(lease(WRITER), ME, 0.0)
+    assert [ready.is_remarkable(now_s) for now_s in (0.0, 29.0, 30.0)] == [False, False, True]
+    ready.saw(lease(WRITER, ME), ME, 40.0)
+    assert not ready.is_remarkable(100.0)
+    ready.saw(lease(WRITER), ME, 101.0)
+    assert ready.is_remarkable(101.0), "it was in sync before"
+
+
+def test_a_follower_that_is_ready_after_its_wait_is_nothing_new() -> None:
+    ready = InSyncReadiness(60.0)
+    for now_s in (0.0, 60.0):
+        ready.saw(lease(WRITER), ME, now_s)
+    assert ready.is_ready
+    assert not ready.is_remarkable(60.0)
