@@ -20,6 +20,7 @@ from services.namesrv.config import NamesrvConfig
 from services.namesrv.metrics import PROCESS_LABELS, NamesrvMetrics
 from services.namesrv.pullholds import PullholdTable
 from services.namesrv.routes import RouteTable
+from services.namesrv.run_mark import RunMark
 from services.namesrv.servicer import NameServicer
 from services.namesrv.values import Values
 from services.namesrv.watches import Registrations, Watchers
@@ -56,6 +57,7 @@ class App:
             moved=self._registrations.changed,
         )
         self._values = Values(config.kv_config_path)
+        self._mark = RunMark(config.kv_config_path)
         self._registry = new_registry("namesrv", self._clock)
         self._metrics = NamesrvMetrics(self._registry, self._table)
         self._registry.register(RefusedCallers(server.secret))
@@ -76,6 +78,8 @@ class App:
     ) -> None:
         """Refuses new calls, ends the watch streams, lets calls in flight finish."""
         await self._stack.aclose()
+        if kind is None:
+            self._mark.end()
 
     async def _start(self) -> None:
         if self._server.secret is None:
@@ -83,6 +87,7 @@ class App:
                 "without internal_secret_file every process that reaches this port can register as"
                 " a member or a pull-hold, remove live ones, and change values"
             )
+        self._metrics.started(after_crash=self._mark.begin(), now_ms=self._clock.wall_ms())
         await self._values.load()
         servicer = NameServicer(
             self._table,

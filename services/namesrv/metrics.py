@@ -31,6 +31,14 @@ class NamesrvMetrics:
             registry=registry,
         )
 
+    def started(self, *, after_crash: bool, now_ms: int) -> None:
+        """The process has started; ``after_crash``: the one before has not ended in order."""
+        Gauge(
+            "cometmq_unplanned_start_time_seconds",
+            "When this process began, if that was after a crash, Unix time; else 0.",
+            registry=self._registry,
+        ).set(now_ms / 1000 if after_crash else 0.0)
+
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
         """A value that is read at each scrape, in the scraper's thread."""
         Gauge(name, text, registry=self._registry).set_function(read)
