@@ -47,3 +47,26 @@ async def test_counts_of_elections_outlive_a_change_of_role(tmp_path: Path) -> N
             await group.all_in_sync(0, 1)
         assert await told(group[0], "elections_total", 'reason="first"') == 1
         assert await told(group[0], "elections_total", 'reason="handover"') == 1
+
+
+async def test_a_planned_change_of_role_is_no_unplanned_start_and_a_crash_is_one(
+    tmp_path: Path,
+) -> None:
+    """The next role may go on with the open store: that is no store that a crash has left."""
+    async with live_group(tmp_path, 2, **REPLICATED) as group:
+        await group.all_in_sync(0, 1)
+        for old, new in ((0, 1), (1, 0)):
+            await group[old].members.StepDown(member_pb2.StepDownRequest())
+            await group[new].until_role("writer")
+            await group.all_in_sync(0, 1)
+        assert [
+            await told(one, "unplanned_start_time_seconds") for one in (group[0], group[1])
+        ] == [
+            0,
+            0,
+        ]
+        await group[0].crash()
+        await group[1].until_role("writer")
+        await group[0].start("follower")
+        for one in (group[0], group[1]):
+            assert await told(one, "unplanned_start_time_seconds") > 1_700_000_000
