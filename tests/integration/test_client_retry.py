@@ -31,8 +31,10 @@ from cometmq.errors import (
     QueueNotFound,
 )
 from cometmq.format.delayed import SCHEDULE_TOPIC
+from cometmq.v1 import broker_pb2 as pb
 from services.broker.retry.retries import RetryService
 from tests.support.cluster.broker import LiveBroker, running_broker, running_namesrv
+from tests.support.cluster.pullhold import sample
 from tests.support.waiting import until
 
 RETRY, DLQ = "%RETRY%G", "%DLQ%G"
@@ -217,6 +219,29 @@ async def test_no_commit_passes_a_message_that_no_broker_took_back(
             await until(lambda: stored(broker, DLQ) == 1)
         assert await committed(broker, "T", 3)
         assert [one.body for one in await broker.read_queue(DLQ, 0)] == [b"1"]
+
+
+async def test_a_send_back_above_a_quota_waits_and_no_listener_sees_it_twice(
+    tmp_path: Path,
+) -> None:
+    got: list[bytes] = []
+
+    async with cluster(tmp_path, 3) as (namesrv, broker):
+
+        async def listener(messages: list[ReceivedMessage]) -> Later | None:
+            await until(lambda: stored(broker, DLQ) == len(got))  # a call for each message
+            got.append(messages[0].body)
+            return Later(delay_level=-1)
+
+        quota = pb.Quota(bytes_per_s=200)  # one message a call uses it up
+        await broker.admin.PutQuota(pb.PutQuotaRequest(scope=pb.QUOTA_SCOPE_ADDRESS, send=quota))
+        changes = {"batch_count": 1, "concurrency": 1}
+        async with consumer(namesrv, listener, **changes) as consuming:
+            await consuming.subscribe("T")
+            await until(lambda: stored(broker, DLQ) == 3)
+        throttled = "cometmq_calls_throttled_total"
+        assert await sample(broker.metrics_address, throttled, 'scope="address"') >= 1
+        assert sorted(got) == [b"0", b"1", b"2"]
 
 
 async def test_a_send_back_without_an_answer_is_sent_again_and_no_listener_sees_it_twice(

@@ -14,7 +14,7 @@ from cometmq.member.read.reader import PullQuery, Reader
 from cometmq.member.read.search import Finder, TimeAnswer
 from cometmq.member.rpc import convert
 from cometmq.messaging.groups import check_name as check_group_name
-from cometmq.messaging.quotas import Caller
+from cometmq.messaging.quotas import Caller, address_name
 from cometmq.messaging.topics import is_closed
 from cometmq.model import Position, QueueKey
 from cometmq.names import check_client_id
@@ -56,20 +56,22 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
     async def Pull(
         self, request: broker_pb2.PullRequest, context: Context
     ) -> broker_pb2.PullResponse:
-        return await self.pull(request, context, caller_of_peer(context.peer(), request.client_id))
+        return await self.pull(request, context)
 
     async def pull(
-        self, request: broker_pb2.PullRequest, context: Context, caller: Caller
+        self, request: broker_pb2.PullRequest, context: Context, address: str | None = None
     ) -> broker_pb2.PullResponse:
-        """A pull whose client may be another than the peer. A commit in the request is left alone:
-        it may be old.
+        """A pull for a client at ``address``; None: it is the peer. A commit in the request is left
+        alone: it may be old.
         """
         if request.group:
             check_group_name(request.group)
         self._group_reads.check_read(
             request.group, request.queue.topic, request.queue.queue_id, request.lock_number
         )
-        if is_metered := self._group_reads.has_quotas:
+        caller = None
+        if self._group_reads.has_quotas:
+            caller = _caller(request, context, address)
             self._check_quotas(caller, request.queue.topic, request.group)
         form = convert.form(request.form)
         key, asked = (
@@ -87,7 +89,7 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
             stop,
         )
         answer = await self._reader.pull(query, context.room)
-        if is_metered:
+        if caller is not None:
             got = (query.topic, answer.count, len(answer.records))
             self._group_reads.use_quotas(caller, [got], request.group)
         known_group = self._group_reads.known_or_empty(request.group)
@@ -273,6 +275,12 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
         self, request: broker_pb2.QueryAssignmentRequest, context: Context
     ) -> broker_pb2.QueryAssignmentResponse:
         raise not_writer(self._identity)
+
+
+def _caller(request: broker_pb2.PullRequest, context: Context, address: str | None) -> Caller:
+    if address is None:
+        return caller_of_peer(context.peer(), request.client_id)
+    return Caller(request.client_id, address_name(address))
 
 
 def _offset_by_time(

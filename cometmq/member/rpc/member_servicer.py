@@ -14,7 +14,6 @@ from cometmq.member.context import MemberContext, MemberCore
 from cometmq.member.lease.peers import replica_status_of
 from cometmq.member.read.group_progress import GroupReads
 from cometmq.member.rpc.arrivals_servicer import ArrivalCounts, ArrivalsServicer
-from cometmq.messaging.quotas import Caller, address_name
 from cometmq.replication.lease import LeaseRecord
 from cometmq.rpc.interceptors import to_proto
 from cometmq.store.base import BaseStore
@@ -23,7 +22,7 @@ from cometmq.v1 import broker_pb2, common_pb2, member_pb2, member_pb2_grpc
 CHECKSUM_PIECE_BYTES = 1024 * 1024
 
 Context = Any  # grpc.aio.ServicerContext, whose message types differ from method to method
-Pull = Callable[[broker_pb2.PullRequest, Context, Caller], Awaitable[broker_pb2.PullResponse]]
+Pull = Callable[[broker_pb2.PullRequest, Context, str], Awaitable[broker_pb2.PullResponse]]
 
 
 class MemberServicer(  # type: ignore[misc]  # streams answer with context.write
@@ -74,8 +73,7 @@ class MemberServicer(  # type: ignore[misc]  # streams answer with context.write
             draining = tasks.create_task(self._gate.when_draining(self._gate.check))
             while (request := await context.read()) is not grpc.aio.EOF:
                 try:
-                    caller = Caller(request.pull.client_id, address_name(request.client_address))
-                    response = await self._pull(request.pull, context, caller)
+                    response = await self._pull(request.pull, context, request.client_address)
                     answer = member_pb2.PullStreamResponse(response=response)
                 except CometError as error:
                     answer = member_pb2.PullStreamResponse(error=to_proto(error))
