@@ -48,3 +48,8 @@ def test_the_life_of_the_seed(request: pytest.FixtureRequest) -> None:
     """``make test-faults SEED=n`` plays life n, too."""
     seed: int = request.config.getoption("--seed")
     must_keep_their_word(range(seed, seed + 1))
+
+
+def test_a_message_that_damage_put_into_another_topic_costs_no_other_one() -> None:
+    """Repair gave up good records, one after the other, and then found no way on."""
+    must_keep_their_word(range(1521, 1522))

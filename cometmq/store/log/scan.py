@@ -17,7 +17,7 @@ from cometmq.format import record
 from cometmq.format.scan import Run, scan_run, topic_list
 from cometmq.store.disk.segments import Segment, Segments
 from cometmq.store.log import units
-from cometmq.store.log.units import LOST_TOPIC
+from cometmq.store.log.units import LOST_RECORD_BYTES_MIN, LOST_TOPIC
 
 CHUNK_BYTES = 4 * 1024 * 1024
 # a size above it is taken for garbage rather than read into memory
@@ -236,3 +236,14 @@ def found_at(segment: Segment, log_offset: int) -> record.Found:
         chunk = segment.pread(log_offset, found.size)
         found = record.check(chunk, 0, log_offset=log_offset, bytes_left=left)
     return found
+
+
+def end_with_room(segments: Segments, start: int, end: int) -> int:
+    """The end of as many good records behind ``end`` as make room for the record that writes all
+    from ``start`` on off: a record may be shorter than that.
+    """
+    segment = segments.find(start)
+    while segment is not None and end < min(segment.end, start + LOST_RECORD_BYTES_MIN):
+        behind = found_at(segment, end).record
+        end = segment.end if behind is None else end + behind.size
+    return end

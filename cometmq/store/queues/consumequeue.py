@@ -370,14 +370,17 @@ class ConsumeQueue:
             return self._unit(segment, first + index)
 
         low, high = 0, (segment.end - segment.start) // UNIT_BYTES
-        middle = in_block - 1
+        # First the last unit that is not zeros, and the one behind it: nearly always these tell.
+        written = -(-len(block.rstrip(b"\0")) // UNIT_BYTES)
+        middle, behind = max(0, written - 1), written
         while low < high:
             position, size, _ = unit(middle)
             if size > 0 and position < log_end:
                 low = middle + 1
             else:
                 high = middle
-            middle = (low + high) // 2
+            middle = behind if low <= behind < high else (low + high) // 2
+            behind = -1
         if not low:
             return 0
         position, size, _ = unit(low - 1)
@@ -403,6 +406,12 @@ class ConsumeQueue:
     def _first_at_or_above(self, log_start: int) -> int:
         low = self.segments.start // UNIT_BYTES
         high = self.next_offset
+        first = next(iter(self.segments), None)
+        if first is not None and low < high:
+            position, size, _ = self._unit(first, low)
+            # Of most queues nothing has gone since their first file began.
+            if position >= log_start and queueunit.is_message(position, size):
+                return low
         while low < high:
             middle = (low + high) // 2
             place, position, size = self._first_written(middle, high)

@@ -16,7 +16,7 @@ from cometmq.errors import StoreDamaged
 from cometmq.format import record
 from cometmq.store.disk.files import Files
 from cometmq.store.log.commitlog import CommitLog
-from cometmq.store.log.scan import LogScan, find_good, found_at
+from cometmq.store.log.scan import LogScan, end_with_room, find_good, found_at
 from cometmq.store.queues.agreement import Comparison
 from cometmq.store.queues.dispatch import Dispatcher
 from cometmq.store.recovery import witness
@@ -212,9 +212,11 @@ class Recovery:
         try:
             self.rebuild.run(self._log.segments.start, progress)
         except OutOfStep as error:
+            segments = self._log.segments
+            end = end_with_room(segments, error.start, error.end)
             raise StoreDamaged(
                 f"{error}. Copy the folder again from another member; or give that record up: "
-                + self._log.segments.repair_command(f"--write-off {error.start}-{error.end}")
+                + segments.repair_command(f"--write-off {error.start}-{end}")
             ) from error
 
     def carry_out(self, files: Files, forget_queues: Callable[[], None]) -> None:
@@ -282,9 +284,7 @@ class Recovery:
 
     def _strange_files(self) -> str:
         """What shows that files of a queue are another's; empty: nothing does."""
-        comparison = Comparison(self._log.segments)
-        complaints = map(comparison.complaint, self._dispatcher.queues())
-        return next(filter(None, complaints), "")
+        return Comparison(self._log.segments).complaint(self._dispatcher.queues())
 
     def _load(self) -> str:
         start = self.plan.start

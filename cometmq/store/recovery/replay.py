@@ -113,6 +113,9 @@ class Replay:
         # How many messages the places that were passed can have held, less those that were missed
         # since: a queue offset has no checksum, so a gap alone is no proof of a loss.
         self._lost_count_max = 0
+        # The first record of each queue that began without its first messages, by queue offset:
+        # one of another queue may say by mistake that it is of this one.
+        self._late_starts: dict[int, tuple[ConsumeQueue, int, int]] = {}
         self._held: dict[ConsumeQueue, _Held] = {}
         self._held_count = 0
 
@@ -186,19 +189,29 @@ class Replay:
             queue = self._dispatcher.get(run.topic, run.queue_id)
         if queue.next_offset == 0 and offset > 0 and self._may_start_late:
             self._start_late(queue, offset, is_loss=is_new_topic or self._is_from_first)
+            self._late_starts[offset] = (queue, *queueunit.unit_at(run.units, 0)[:2])
         elif 0 < offset - queue.next_offset <= self._lost_count_max:
             lost_count = offset - queue.next_offset
             self._note_loss(queue, lost_count)
             self._dispatcher.dispatch(queue, lost_unit(self._lost_at) * lost_count)
         if offset != queue.next_offset:
-            position, size, _ = queueunit.unit_at(run.units, 0)
-            raise OutOfStep(
-                f"the record at {position} of the log is message {offset} of "
-                f"queue {queue.queue_id} of {queue.topic}, whose next is {queue.next_offset}",
-                position,
-                position + size,
-            )
+            raise self._out_of_step(queue, offset, run)
         return queue
+
+    def _out_of_step(self, queue: ConsumeQueue, offset: int, run: QueueRun) -> OutOfStep:
+        position, size, _ = queueunit.unit_at(run.units, 0)
+        complaint = (
+            f"the record at {position} of the log is message {offset} of "
+            f"queue {queue.queue_id} of {queue.topic}, whose next is {queue.next_offset}"
+        )
+        stray = self._late_starts.get(queue.next_offset)
+        if offset == queue.next_offset + 1 and stray is not None and stray[0] is not queue:
+            other, position, size = stray
+            complaint += (
+                f". That one may be the record at {position}, which says that it is the first of "
+                f"queue {other.queue_id} of {other.topic}"
+            )
+        return OutOfStep(complaint, position, position + size)
 
     def _start_late(self, queue: ConsumeQueue, offset: int, *, is_loss: bool) -> None:
         """Without its first messages, which went with older log files unless damage took them."""

@@ -23,8 +23,7 @@ from cometmq.store.disk.files import Files, OsFiles
 from cometmq.store.disk.segments import Segment, Segments
 from cometmq.store.follower import FollowerStore
 from cometmq.store.log.commitlog import CommitLog
-from cometmq.store.log.scan import LogScan, find_good, found_at
-from cometmq.store.log.units import LOST_RECORD_BYTES_MIN
+from cometmq.store.log.scan import LogScan, end_with_room, find_good, found_at
 from cometmq.store.metadata import abortfile, checkpoint, epochs, heads, identity
 from cometmq.store.metadata.checkpoint import UNKNOWN_START, Checkpoint
 from cometmq.store.metadata.heads import is_own, is_strange
@@ -175,7 +174,9 @@ class _Repair:
         )
         try:
             found = self._survey(log, known, whole=not incomplete, progress=progress)
-            found.damages = [_with_room(log, damage) for damage in found.damages]
+            found.damages = [
+                one._replace(end=end_with_room(log, one.start, one.end)) for one in found.damages
+            ]
             found.damages += self._given_up(log, found)
             self._refuse_what_was_not_accepted(log, found)
             if not found.damages:
@@ -259,14 +260,14 @@ class _Repair:
             found.missing_bytes = max(0, known_end - segment.end)
 
     def _given_up(self, log: Segments, found: Survey) -> Iterator[Damage]:
-        """Records that look good and are given up all the same: no checksum covers a wrong queue
-        offset.
+        """Records that look good and are given up all the same, a short one with the next: no
+        checksum covers a wrong queue offset.
         """
         damaged = {(damage.start, damage.end) for damage in found.damages}
         for start, end in sorted(set(self._accepted.write_off) - damaged):
             segment = log.find(start)
             one = None if segment is None else found_at(segment, start).record
-            if one is not None and start + one.size == end:
+            if one is not None and end_with_room(log, start, start + one.size) == end:
                 yield Damage(start, end, "given up", one.store_time_ms)
 
     def _refuse_what_was_not_accepted(self, log: Segments, found: Survey) -> None:
@@ -454,18 +455,6 @@ class _Repair:
     def _note(self, action: str) -> None:
         logger.warning("%s: %s", self._paths.root, action)
         self._done.actions.append(action)
-
-
-def _with_room(log: Segments, damage: Damage) -> Damage:
-    """The damage with as many good records behind it as make room for the one that writes it off:
-    a record may be shorter than that.
-    """
-    segment = log.find(damage.start)
-    end = damage.end
-    while segment is not None and end < min(segment.end, damage.start + LOST_RECORD_BYTES_MIN):
-        behind = found_at(segment, end).record
-        end = segment.end if behind is None else end + behind.size
-    return damage._replace(end=end)
 
 
 def _last_before(log: Segments, offset: int) -> LastRecord:

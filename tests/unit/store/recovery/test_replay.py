@@ -81,6 +81,15 @@ def test_any_other_offset_is_out_of_step(dispatcher: Dispatcher, offset: int) ->
         replay.take(run(300, ("A", 0, offset, 1)))
 
 
+def test_a_stray_that_says_it_is_the_missing_message_is_named(dispatcher: Dispatcher) -> None:
+    """Not the good record behind it."""
+    replay = Replay(dispatcher, None)
+    replay.take(run(0, ("A", 0, 0, 3), ("B", 0, 3, 1)))
+    with pytest.raises(OutOfStep, match=r"400 of the log .* record at 300, .* of B") as found:
+        replay.take(run(400, ("A", 0, 4, 1)))
+    assert (found.value.start, found.value.end) == (300, 400)
+
+
 def test_what_damage_took_leaves_its_place_in_the_queue(dispatcher: Dispatcher) -> None:
     replay = Replay(dispatcher, None)
     replay.take(run(0, ("A", 0, 0, 1), ("B", 0, 0, 1)))

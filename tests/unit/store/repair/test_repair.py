@@ -323,19 +323,44 @@ def test_a_record_with_a_wrong_queue_offset_can_be_given_up(store: Path) -> None
     assert not report_of(store).faults
 
 
-def test_a_message_that_damage_put_into_another_queue_is_told_as_lost(store: Path) -> None:
-    """Nor does a checksum cover the queue id. The next record of the queue fits nowhere then, and
-    when it is the last one, the log has nothing left that shows the gap.
+@pytest.mark.parametrize(
+    ("at", "byte", "where"), [(15, b"\x05", "queue 5 of A"), (-1, b"C", "queue 1 of C")]
+)
+def test_a_message_that_damage_put_into_another_queue_is_the_one_that_is_given_up(
+    store: Path, at: int, byte: bytes, where: str
+) -> None:
+    """Nor does a checksum cover the queue id and the topic. The next record of the queue fits
+    nowhere then, though it is good.
     """
-    moved, last = starts_of(store)[-3::2]
-    damage(store, moved + 15, b"\x05")  # of queue 1
+    moved = starts_of(store)[-3]
+    topic_at = 88 + 1 + len(b"37 ") + len(BODY)
+    damage(store, moved + (at if at > 0 else topic_at), byte)
     with pytest.raises(StoreDamaged, match="is message 19 of queue 1 of A, whose next is 18") as no:
         mended(store)
+    assert f"the record at {moved}, which says that it is the first of {where}" in str(no.value)
     option = re.search(r"--write-off (\d+)-(\d+)", str(no.value))
     assert option is not None
     done = mended(store, write_off=[(int(option[1]), int(option[2]))])
-    assert done.losses == [Loss("A", 1, 18, 2, last)]
-    assert numbers(store, 1) == list(range(1, MESSAGES - 4, 2))
+    assert done.losses == [Loss("A", 1, 18, 1, moved)]
+    assert numbers(store, 1, 19) == [MESSAGES - 1]
+
+
+def test_a_short_record_is_given_up_with_the_next(tmp_path: Path) -> None:
+    """What says so needs the room."""
+    filling = open_store(tmp_path)
+    append(filling, ("A", 0, [b"", b""]), ("A", 1, [b"", b""]))
+    filling.close()
+    _, second, third, fourth = starts_of(tmp_path)
+    assert third - second < LOST_RECORD_BYTES_MIN
+    damage(tmp_path, second + 27, b"\x40")  # of its queue offset
+    with pytest.raises(StoreDamaged, match="is message 64 of queue 0 of A, whose next is 1") as no:
+        mended(tmp_path)
+    option = re.search(r"--write-off (\d+)-(\d+)", str(no.value))
+    assert option is not None
+    wide = int(option[1]), int(option[2])
+    assert wide == (second, fourth)
+    lost = mended(tmp_path, write_off=[wide]).losses
+    assert lost == [Loss("A", 0, 1, 1, second), Loss("A", 1, 0, 1, second)]
 
 
 # --- what is told ---------------------------------------------------------------------------------
