@@ -86,10 +86,11 @@ class Cluster:
         own_disks: bool,
         has_groups: bool = False,
         has_later: bool = False,
+        own_clocks: bool = False,
     ) -> None:
         """``namespaces``: each node gets one, else all are behind proxies. ``has_groups``: the
         groups of :mod:`tests.chaos.consumers` are there. ``has_later``: those of messages that come
-        later (:mod:`tests.chaos.later`).
+        later (:mod:`tests.chaos.later`). ``own_clocks``: those of members may be wrong.
         """
         self.has_groups = has_groups
         self.has_later = has_later
@@ -98,9 +99,11 @@ class Cluster:
         self._options = {**OPTIONS, "min_in_sync_replicas": size.in_sync_min}
         self._history = directory / "clients.jsonl"
         self._own_disks = own_disks
+        self._own_clocks = own_clocks
         self.network: AnyNetwork = Network() if namespaces else ProxyNetwork()
         self._stack = ExitStack()
         self.fallen: list[str] = []  # processes that ended by themselves
+        self.damage_found = 0  # places that `store verify` was to find
 
     async def __aenter__(self) -> Self:
         self._stack.enter_context(self.network)
@@ -130,6 +133,8 @@ class Cluster:
         peers = ";".join(f"{m.member_id}@{m.address}:{m.internal_port}" for m in self.members)
         for member in self.members:
             member.options = {"namesrv": self.namesrv, "peers": peers, **self._options}
+            if self._own_clocks:
+                member.have_own_clock()
         self.connection = Connection(self.namesrv)
         for server in self.servers():
             server.start()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
+import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -15,6 +17,8 @@ from tests.chaos.machines import Member
 from tests.support.stores.small_disk import fill
 
 CGROUPS = Path("/sys/fs/cgroup/blkio")  # version 1 of control groups
+COMPILER = shutil.which("cc")
+BAD_PAGES = Path(damage.__file__).parents[1] / "support/faults/bad_pages.c"
 SLOW_BYTES_PER_S, SLOW_WRITES_PER_S = 64 * 1024, 10
 
 
@@ -103,7 +107,35 @@ def bit_flipped(cluster: Cluster, member: Member, rng: random.Random) -> Iterato
     finally:
         member.kill()
         sizes = member.options["max_hash_slot_num"], member.options["max_index_num"]
-        damage.find_and_replace(member.store, flip, *sizes)
+        cluster.damage_found += damage.find_and_replace(member.store, flip, *sizes)
+        member.revive()
+
+
+def why_no_bad_pages() -> str:
+    """Why all pages can be read here; empty when one can be made bad."""
+    return "" if COMPILER is not None else "there is no C compiler"
+
+
+@contextmanager
+def page_unreadable(cluster: Cluster, member: Member, rng: random.Random) -> Iterator[None]:
+    """Until an operator has replaced the disk."""
+    assert COMPILER is not None
+    library, bad_pages = member.directory / "bad_pages.so", member.directory / "bad_pages"
+    subprocess.run([COMPILER, "-shared", "-fPIC", "-o", library, BAD_PAGES], check=True)
+    member.kill()
+    spoilt = damage.spoil_a_page(member.store, bad_pages, rng)
+    environment = {"LD_PRELOAD": str(library), "BAD_PAGES": str(bad_pages)}
+    member.environment |= environment
+    member.revive()
+    try:
+        yield
+    finally:
+        member.kill()
+        sizes = member.options["max_hash_slot_num"], member.options["max_index_num"]
+        found = damage.find_and_replace(member.store, spoilt, *sizes, **environment)
+        cluster.damage_found += found
+        for name in environment:
+            del member.environment[name]
         member.revive()
 
 
@@ -136,6 +168,12 @@ fault("full disk of a follower", follower_full, follower, disk=True, fills=True)
 fault("EIO from the writer's disk", failing, writer, disk=True, powerless=1)
 fault("EIO from a follower's disk", failing, follower, disk=True, powerless=1)
 fault("a bit flipped at a follower", bit_flipped, lambda c, rng: [*follower(c, rng), rng])
+fault(
+    "a page that a follower cannot read",
+    page_unreadable,
+    lambda c, rng: [*follower(c, rng), rng],
+    missing=why_no_bad_pages,
+)
 fault("power cut of the writer", dark, writer, disk=True, powerless=1)
 fault("power cut of a follower", dark, follower, disk=True, powerless=1)
 fault("power cut of the writer and a follower", dark, writer_and_follower, disk=True, powerless=2)

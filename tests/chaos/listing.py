@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from tests.chaos.cluster import Cluster
 from tests.chaos.machines import Member
 from tests.support.cluster import network
+from tests.support.faults import wrong_clock
 from tests.support.stores import loop_disk
 
 Block = AbstractContextManager[None] | AbstractAsyncContextManager[None]
@@ -25,8 +26,8 @@ class Fault:
     when it can. ``powerless``: members that lose what they had not synced. ``fills``: there is so
     little room that old messages have to go. ``waits``: until the cluster has done something, so it
     must not begin while anything is wrong that only ends after it. ``groups``: it hits a member of
-    a consumer group, ``later``: a client of messages that come later. ``peaceful``: it is no
-    excuse for anything.
+    a consumer group, ``later``: a client of messages that come later. ``clock``: members need
+    clocks of their own. ``peaceful``: it is no excuse for anything.
     """
 
     name: str
@@ -39,11 +40,13 @@ class Fault:
     groups: bool = False
     later: bool = False
     peaceful: bool = False
+    clock: bool = False
 
     def left_out(self) -> str:
         """Why it is left out here; empty when it is not."""
         disk = (network.why_not() or loop_disk.missing("ext4")) if self.disk else ""
-        return disk or self.missing()
+        clock = wrong_clock.why_not() if self.clock else ""
+        return disk or clock or self.missing()
 
 
 FAULTS: dict[str, Fault] = {}
@@ -62,6 +65,7 @@ def fault(
     groups: bool = False,
     later: bool = False,
     peaceful: bool = False,
+    clock: bool = False,
 ) -> None:
     """Lists a fault: ``block`` gets the cluster, and the machines that are hit from ``who``."""
 
@@ -79,6 +83,7 @@ def fault(
         groups=groups,
         later=later,
         peaceful=peaceful,
+        clock=clock,
     )
 
 

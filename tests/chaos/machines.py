@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.support.cluster.network import Network
 from tests.support.cluster.proxies import ProxyNetwork
+from tests.support.faults.wrong_clock import WrongClock
 from tests.support.stores.loop_disk import LoopDisk
 
 AnyNetwork = Network | ProxyNetwork
@@ -125,6 +126,8 @@ class Member(Service):
         self.disk = LoopDisk(self.directory, "ext4", DISK_BYTES) if own_disk else None
         self.store = (self.disk.mount_point if self.disk else self.directory) / "store"
         self.options: dict[str, object] = {}
+        self.clock: WrongClock | None = None
+        self.environment: dict[str, str] = {}  # of its process
         self._boots = 0
         if self.disk is not None:
             self.disk.mount()
@@ -142,7 +145,13 @@ class Member(Service):
             **self.options,
         )
         kubeconfig = str(self.directory.parent / "kubeconfig.json")
-        self.spawn(*self._on_this_boot(), *command, KUBECONFIG=kubeconfig)
+        environment = {"KUBECONFIG": kubeconfig, **self.environment}
+        self.spawn(*self._on_this_boot(), *command, **environment)
+
+    def have_own_clock(self) -> None:
+        """Its clock may be wrong, from its next start on."""
+        self.clock = WrongClock(self.directory)
+        self.environment |= self.clock.environment
 
     def _on_this_boot(self) -> list[str]:
         """What to put before a command that is to see this machine's boot id."""

@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager, asynccontextmanager, contextmanag
 from cometmq.admin import brokers
 from cometmq.errors import CometError
 from tests.chaos.cluster import LEASE, Cluster
-from tests.chaos.listing import everybody, fault, follower, nobody, writer
-from tests.chaos.machines import Clients, Machine, Service
+from tests.chaos.listing import Who, everybody, fault, follower, nobody, writer
+from tests.chaos.machines import Clients, Machine, Member, Service
 from tests.chaos.topics import GROUP
 from tests.support.cluster import network
 
@@ -103,6 +103,21 @@ async def left(cluster: Cluster, consumer: Service) -> AsyncIterator[None]:
     consumer.revive()
 
 
+@contextmanager
+def clock_off(cluster: Cluster, member: Member, ahead_s: int) -> Iterator[None]:
+    """Until the block is over."""
+    assert member.clock is not None
+    member.clock.set(ahead_s)
+    try:
+        yield
+    finally:
+        member.clock.set(0)
+
+
+def off(who: Who, ahead_s: int) -> Who:
+    return lambda cluster, rng: [*who(cluster, rng), ahead_s]
+
+
 def consumer(cluster: Cluster, rng: random.Random) -> list[Clients]:
     return [rng.choice(cluster.consuming())]
 
@@ -173,3 +188,11 @@ fault("one way: nothing from a follower to the writer", mute_to_writer, follower
 fault("one way: the writer hears nothing", deaf, writer)
 fault("30 % of the writer's packets lost", losing, writer, missing=network.why_no_loss)
 fault("30 % of a follower's packets lost", losing, follower, missing=network.why_no_loss)
+# The clocks of the others and of the name servers tell which one is wrong: nothing has an excuse.
+WRONG_S = 600
+ahead, behind = off(writer, WRONG_S), off(writer, -WRONG_S)
+fault("the writer's clock 600 s ahead", clock_off, ahead, clock=True, peaceful=True)
+fault("the writer's clock 600 s behind", clock_off, behind, clock=True, peaceful=True)
+ahead, behind = off(follower, WRONG_S), off(follower, -WRONG_S)
+fault("a follower's clock 600 s ahead", clock_off, ahead, clock=True, peaceful=True)
+fault("a follower's clock 600 s behind", clock_off, behind, clock=True, peaceful=True)

@@ -102,6 +102,7 @@ async def perform(
         await _end(cluster)
         verdict.add("logs that differ", _differing_logs(cluster.members, compared_to))
         verdict.add("processes that ended by themselves", cluster.fallen)
+        verdict.counts["damaged places found by verify"] += cluster.damage_found
     return verdict
 
 

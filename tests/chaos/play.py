@@ -68,6 +68,7 @@ def play(name: str, seed: int, folder: Path) -> Verdict:
         own_disks=own_disks,
         has_groups=groups,
         has_later=later,
+        own_clocks=any(fault.clock for step in chosen for fault in step.every()),
     )
     try:
         verdict = asyncio.run(perform(cluster, chosen, rng, tell))
