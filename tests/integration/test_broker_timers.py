@@ -129,6 +129,29 @@ async def test_a_jump_of_the_clock_makes_nothing_early_or_late(tmp_path: Path) -
         assert await broker.bodies("T", 0) == [b"now", b"after", b"behind"]
 
 
+async def test_a_clock_that_was_behind_and_is_right_again_shortens_no_delay(
+    tmp_path: Path,
+) -> None:
+    """The jump has lasted a minute, and is believed when the delays of before are over."""
+    clock = WrongClock(-600_000)
+    async with running_broker(tmp_path, clock=clock) as broker:
+        await broker.put_topic("T", 1)
+        delays = [outgoing(b"long", delay_ms=120_000), outgoing(b"short", delay_ms=30_000)]
+        await broker.stub.Send(pb.SendRequest(messages=delays))
+        clock.wrong_ms = 0
+
+        async def is_seen() -> bool:
+            metric = "cometmq_clock_jumps_total"
+            return await sample(broker.metrics_address, metric, 'direction="forward"') == 1
+
+        await until_async(is_seen)
+        clock.later_ms += 70_000
+        await has(broker, 1)
+        assert await broker.bodies("T", 0) == [b"short"]
+        clock.later_ms += 60_000
+        await has(broker, 2)
+
+
 async def test_a_crash_neither_loses_nor_repeats_a_message(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as broker:
         await broker.put_topic("T", 1)

@@ -346,10 +346,11 @@ class LaterClock(SystemClock):
         return super().boottime_s() + self.later_ms / 1000
 
 
-class WrongClock(SystemClock):
-    """The machine's clock, but for a time of day that is wrong."""
+class WrongClock(LaterClock):
+    """The same, but for a time of day that is wrong."""
 
     def __init__(self, wrong_ms: int = 0) -> None:
+        super().__init__()
         self.wrong_ms = wrong_ms
 
     def wall_ms(self) -> int:
