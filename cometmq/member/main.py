@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -22,7 +22,7 @@ from cometmq.config import load
 from cometmq.errors import ConfigInvalid
 from cometmq.member.config import MemberConfig
 from cometmq.member.listen import new_ports
-from cometmq.member.role_change import FOLLOWER_MODULE, WRITER_MODULE, RoleChange, delay_s
+from cometmq.member.role_change import WRITER_MODULE, RoleChange, delay_s
 from cometmq.rpc.process import Main, StopSignal, settle
 
 if TYPE_CHECKING:
@@ -48,13 +48,15 @@ async def live(module: str, before: RoleChange | None, stop: StopSignal) -> Main
 
         setup_logging(level=config.log_level, form=config.log_form)
         app_class = load_app(module)
+        if config.lease:  # a follower may lead as soon as its store is open: a group waits for it
+            load_app(WRITER_MODULE)
         await _wait(stop, delay_s(before, SystemClock().boottime_s()))
         if stop.is_set:
             if before is not None:
                 await asyncio.to_thread(before.end_reports)
             return None
         app = app_class(config, ports, before=before, stop=stop)
-        async with _other_role(config, module), app:
+        async with app:
             settle(config.trace_limit_ms)
             await app.until(stop)
         change = app.change
@@ -69,21 +71,6 @@ def load_app(module: str) -> type[MemberApp]:
     """The role of a service, which is not imported before: services do not know each other."""
     app: type[MemberApp] = import_module(f"{module}.app").App
     return app
-
-
-@asynccontextmanager
-async def _other_role(config: MemberConfig, module: str) -> AsyncIterator[None]:
-    """Import the writer while the store of a follower is opened: it may lead as soon as that is
-    done, and a group waits for a writer.
-    """
-    if not config.lease or module != FOLLOWER_MODULE:
-        yield
-        return
-    importing = asyncio.create_task(asyncio.to_thread(load_app, WRITER_MODULE))
-    try:
-        yield
-    finally:
-        await importing
 
 
 def with_ports(config: MemberConfig, ports: Mapping[str, int]) -> MemberConfig:
