@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from cometmq.errors import DiskFull, PositionFenced, StoreLocked
+from cometmq.errors import DiskFull, PositionFenced, StoreDamaged, StoreLocked
 from cometmq.format import queueunit
 from cometmq.format.batch import BatchLimits
 from cometmq.member.state import opening
-from cometmq.member.state.opening import open_writer
+from cometmq.member.state.opening import can_lead, open_copy, open_writer
 from cometmq.member.state.statelog import append_now
 from cometmq.messaging.changes import TopicDropped, TopicPut
 from cometmq.messaging.generations import EPOCH_SHIFT
@@ -223,3 +223,31 @@ async def test_two_who_take_over_from_the_same_log_begin_different_generations(
         found.append(writer.state.generations.of("T", 0).current)
         writer.store.abandon()
     assert found[0] < found[1]
+
+
+@pytest.mark.parametrize("reason", ["", "queues", "pool"])
+async def test_what_only_an_opening_mends_is_opened_again(tmp_path: Path, reason: str) -> None:
+    await make(tmp_path)
+    pool = {"transient_store_pool_enable": True} if reason == "pool" else {}
+    config = config_for(tmp_path, **pool)
+    follower = open_copy(config, WallClock()).store
+    if reason == "queues":
+        follower._opened.dispatcher.is_damaged = True
+    assert can_lead(config, follower) == (not reason)
+    follower.close()
+    assert not can_lead(config, follower), "it is closed"
+
+
+async def test_a_store_that_is_led_on_is_the_store_that_was_copied(tmp_path: Path) -> None:
+    generation = await make(tmp_path)
+    config, clock = config_for(tmp_path), WallClock()
+    follower = open_copy(config, clock).store
+    end = follower.appended_offset
+    with pytest.raises(StoreDamaged, match=f"handed over up to {end + 1}"):
+        open_writer(config, BatchLimits(), HOST, clock, log_end=end + 1, follower=follower)
+    follower = open_copy(config, clock).store  # the folder is free again
+    found = open_writer(config, BatchLimits(), HOST, clock, log_end=end, follower=follower)
+    assert found.store.epochs[-1] == (found.store.epoch, end)
+    assert found.state.generations.of("T", 0).current == generation
+    assert found.store.queue_bounds("T", 0) == (0, 2)
+    found.store.close()
