@@ -32,7 +32,7 @@ from cometmq.member.context import MemberContext
 from cometmq.member.election_metrics import Elections
 from cometmq.member.hosts import BrokerIdentity
 from cometmq.member.lease.lease_holder import DEPOSED, Deposed
-from cometmq.member.listen import Ports
+from cometmq.member.listen import Ports, rebound
 from cometmq.member.metrics import DiskCollector, MemberMetrics
 from cometmq.member.pod.events import UNRECORDED, EventReason, EventRecorder
 from cometmq.member.pod.reporter import EventCollector, PodReporter, open_reporter
@@ -43,7 +43,7 @@ from cometmq.member.rpc.servicers import Servicers
 from cometmq.member.unplanned_start import UnplannedStart
 from cometmq.rpc.loop_lag import LoopLagMonitor
 from cometmq.rpc.metrics import RefusedCallers, RpcMetrics
-from cometmq.rpc.metrics_server import start_metrics_server
+from cometmq.rpc.metrics_server import MetricsServer, start_metrics_server
 from cometmq.rpc.process import StopSignal, announce
 from cometmq.rpc.readiness import await_registration, open_server
 from cometmq.rpc.server import join_address
@@ -265,7 +265,7 @@ class MemberApp(ABC):
     # --- start ------------------------------------------------------------------------------------
 
     async def _start(self) -> None:
-        self._serve_metrics()  # long before the rest: a recovery may take minutes
+        await self._serve_metrics()  # long before the rest: a recovery may take minutes
         self._report()
         self._unplanned.look(self._config.store_path)
         identity = await self._identity()
@@ -325,11 +325,15 @@ class MemberApp(ABC):
             )
             self.become(FOLLOWER_MODULE, DEPOSED)
 
-    def _serve_metrics(self) -> None:
+    async def _serve_metrics(self) -> None:
         host = self._config.listen_host
         port = self._config.metrics_port
         labels = self._metrics.process_labels
-        metrics = start_metrics_server(self._registry, host=host, port=port, labels=labels)
+
+        async def bind() -> MetricsServer:
+            return start_metrics_server(self._registry, host=host, port=port, labels=labels)
+
+        metrics = await (bind() if self._before is None else rebound(bind))
         self._stack.push_async_callback(asyncio.to_thread, metrics.close)
         self._metrics_port = metrics.port
         self.metrics_address = join_address(host, metrics.port)

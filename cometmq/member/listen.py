@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from cometmq.clock import SystemClock
+from cometmq.errors import ConfigInvalid
 from cometmq.member.config import MemberConfig
 from cometmq.rpc.calls import SilentPeers
 from cometmq.rpc.gate import Gate
 from cometmq.rpc.secret import SharedSecret, open_secret
 from cometmq.rpc.server import RpcServer, limits_of
+
+T = TypeVar("T")
+
+REBIND_TRIES_MAX = 50
+REBIND_S = 0.1
 
 CLIENT_SERVICE = "cometmq.v1.BrokerService"
 ADMIN_SERVICE = "cometmq.v1.BrokerAdminService"
@@ -87,3 +95,15 @@ def new_ports(config: MemberConfig) -> Ports:
         gate,
         secret,
     )
+
+
+async def rebound(bind: Callable[[], Awaitable[T]]) -> T:
+    """What ``bind`` gives: a port that this process had a moment ago. An outgoing connection may
+    use it for another, so ConfigInvalid comes after some seconds only.
+    """
+    for _ in range(REBIND_TRIES_MAX):
+        try:
+            return await bind()
+        except ConfigInvalid:
+            await asyncio.sleep(REBIND_S)
+    return await bind()

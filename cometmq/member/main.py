@@ -21,16 +21,13 @@ from cometmq.clock import SystemClock
 from cometmq.config import load
 from cometmq.errors import ConfigInvalid
 from cometmq.member.config import MemberConfig
-from cometmq.member.listen import new_ports
+from cometmq.member.listen import new_ports, rebound
 from cometmq.member.role_change import WRITER_MODULE, RoleChange, delay_s
 from cometmq.rpc.process import Main, StopSignal, settle
 
 if TYPE_CHECKING:
     from cometmq.member.app import MemberApp
     from cometmq.member.listen import Ports
-
-BIND_TRIES_MAX = 50
-BIND_RETRY_S = 0.1
 
 
 async def live(module: str, before: RoleChange | None, stop: StopSignal) -> Main | None:
@@ -84,20 +81,18 @@ def with_ports(config: MemberConfig, ports: Mapping[str, int]) -> MemberConfig:
 
 
 async def bound(config: MemberConfig, *, rebinding: bool) -> Ports:
-    """Ports that listen. One that was ours a moment ago may be used by an outgoing connection for
-    another.
-    """
-    for _ in range(BIND_TRIES_MAX if rebinding else 0):
+    """Ports that listen; ``rebinding``: a role of this process had them a moment ago."""
+
+    async def bind() -> Ports:
         ports = new_ports(config)
         try:
             await ports.start()
-            return ports
         except ConfigInvalid:
             await ports.stop(0)
-            await asyncio.sleep(BIND_RETRY_S)
-    ports = new_ports(config)
-    await ports.start()
-    return ports
+            raise
+        return ports
+
+    return await (rebound(bind) if rebinding else bind())
 
 
 async def _wait(stop: StopSignal, seconds: float) -> None:
