@@ -169,7 +169,7 @@ def changed_ids(stays: Iterable[Stay]) -> str:
     have come in their place, after them or a little before. Empty: they do not.
     """
     stays = list(stays)
-    away = [one for one in stays if (one.away_s or 0.0) >= BACK_S]
+    away = [one for one in stays if one.away_s is not None and one.away_s >= BACK_S]
     away_s = max((one.away_s or 0.0 for one in away), default=0.0)
     oldest_s = max((one.member_s for one in away), default=0.0)
     new = [
