@@ -144,7 +144,7 @@ test-long: $(STAMP)  ## All tests, the slow ones too, with many more examples; S
 test-share: $(STAMP)  ## What CI plays of the long tiers: every property test, every fourth slow one; SEED=n replays
 	@TEST_PROFILE=ci $(PYTEST) -q $(AT_ONCE) -m "hypothesis or slow" --slow --slow-share 4 --timeout 600 \
 		-k "not many_lives and not a_thousand_of_them" \
-		$(if $(SEED),--seed $(SEED)) --ignore tests/compat --ignore tests/kube tests
+		$(if $(SEED),--seed $(SEED)) --ignore tests/compat --ignore tests/kube --ignore tests/releases tests
 
 .PHONY: test-faults
 test-faults: $(STAMP)  ## Power cuts, kill -9, failing and full disks, damaged files, counted; SEED=n replays
@@ -170,6 +170,11 @@ test-sim: $(STAMP)  ## Fail-over in a simulated cluster: SEEDS=2000 runs; SEED=n
 .PHONY: test-compat
 test-compat: $(STAMP)  ## Apache RocketMQ 4.9.8 and 5.5.1 on our folders, and we on theirs; needs a JDK and Maven
 	@$(PYTEST) -q $(AT_ONCE) --dist worksteal --slow --timeout 600 tests/compat
+
+.PHONY: test-releases
+test-releases: $(STAMP)  ## This release and earlier ones in one broker group, which it builds once; about 2 minutes
+	@$(BIN)/python -m scripts.releases
+	@$(PYTEST) -q $(AT_ONCE) --dist worksteal --slow --timeout 600 tests/releases
 
 .PHONY: test-e2e
 test-e2e: $(STAMP)  ## Leases and members with a real API server of Kubernetes; needs Go, builds it once (minutes)

@@ -602,10 +602,13 @@ class NoFollower(ConflictError):
 
 
 class VersionUnsupported(ConflictError):
-    """The other side speaks another version of the replication protocol or of the log's format."""
+    """The releases of two members of a broker group do not fit."""
 
     code = 3012
-    advice = "Run the same release on all members of a broker group; upgrade followers first."
+    advice = (
+        "Run one release on all members of a broker group, or two that follow each other, and "
+        "start members that are away: docs/how-to/upgrade.md. Followers try again by themselves."
+    )
 
 
 class NotFollower(ConflictError):
@@ -1002,12 +1005,12 @@ class StoreForbidden(StoreError):
 
 
 class StateTooNew(StoreError):
-    """A stored state record is of a kind or version that this release does not know."""
+    """A state record is of a kind or version that this release does not know."""
 
     code = 5004
     status = "FAILED_PRECONDITION"
     advice = (
-        "A newer CometMQ wrote this store: start that version or a later one; "
+        "A newer CometMQ wrote this state: start that version or a later one; "
         "nothing has been changed."
     )
 

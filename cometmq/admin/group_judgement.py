@@ -144,6 +144,8 @@ def _problem(observed: GroupObservation, number: int) -> str:
     replica_ids = [] if lease is None else [s for s in lease.in_sync if s.member_id == number]
     if not all(map(observed.has, replica_ids)):
         return "has another store than the one that was in sync"
+    if misfit := observed.statuses[number].cannot_follow:
+        return f"cannot follow the writer: {misfit}"
     if refusal := observed.statuses[number].send_refusal:
         is_writer = observed.writer is observed.statuses[number]
         return f"{'refuses sends' if is_writer else 'has no room for sends'}: {refusal}"

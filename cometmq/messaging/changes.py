@@ -130,6 +130,15 @@ class QueuesCounted:
 
 
 @dataclass(frozen=True, slots=True)
+class KindsUsed:
+    """The log has, or is about to have, changes of these kinds, which only some releases know. A
+    snapshot keeps it: a change may leave no other trace there.
+    """
+
+    kinds: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationsRaised:
     """After an unclean start: the queues of the named topics begin ``generation``.
 
@@ -328,6 +337,7 @@ Change = (
     | TopicDropped
     | TopicSnapshot
     | QueuesCounted
+    | KindsUsed
     | GenerationsRaised
     | GenerationsCounted
     | GroupPut
@@ -592,7 +602,9 @@ _CONFIG_FIELDS = frozenset("nrwpf")
 _CONFIG_OPTIONAL = frozenset("y")
 _GROUP_FIELDS = frozenset({"n", "c", "m", "b", "rq", "rt", "i", "s", "y"})
 
-_KINDS: dict[type[Change], _Kind] = {
+# What every release reads that replicates with this one: nothing is added here. The release that
+# spoke replication protocol 3 did not say which kinds it reads; it reads these.
+_KINDS_OF_PROTOCOL_3: dict[type[Change], _Kind] = {
     TopicPut: _Kind(
         "topic",
         _CONFIG_FIELDS | {"g"},
@@ -624,13 +636,6 @@ _KINDS: dict[type[Change], _Kind] = {
         frozenset("nq"),
         lambda c: {"n": c.topic, "q": _quota_fields(c.quota)},
         lambda f: TopicQuotaPut(_str(f["n"]), _quota(f["q"])),
-    ),
-    LimitsPut: _Kind(
-        "quota",
-        frozenset("sn"),
-        lambda c: {"s": c.scope.value, "n": c.name, **_limit_fields(c.limits)},
-        lambda f: LimitsPut(_limited(f["s"]), _str(f["n"]), _limits(f)),
-        optional=frozenset("wr"),
     ),
     TopicDropped: _Kind(
         "topic-drop", frozenset("n"), lambda c: {"n": c.topic}, lambda f: TopicDropped(_str(f["n"]))
@@ -684,12 +689,6 @@ _KINDS: dict[type[Change], _Kind] = {
         frozenset("ro"),
         lambda c: {"r": c.number, "o": _commit_fields(c.commits)},
         lambda f: OffsetsReset(_int(f["r"]), _commits(f["o"])),
-    ),
-    GroupLeft: _Kind(
-        "group-leave",
-        frozenset("nt"),
-        lambda c: {"n": c.group, "t": c.topic},
-        lambda f: GroupLeft(_str(f["n"]), _str(f["t"])),
     ),
     DelaysReached: _Kind(
         "delays",
@@ -799,8 +798,48 @@ _KINDS: dict[type[Change], _Kind] = {
         optional=frozenset("x"),
     ),
 }
+# A writer writes them when all members of its group have said that they read them.
+_NEWER_KINDS: dict[type[Change], _Kind] = {
+    KindsUsed: _Kind(
+        "kinds",
+        frozenset("n"),
+        lambda c: {"n": sorted(c.kinds)},
+        lambda f: KindsUsed(_known_kinds(f["n"])),
+    ),
+    GroupLeft: _Kind(
+        "group-leave",
+        frozenset("nt"),
+        lambda c: {"n": c.group, "t": c.topic},
+        lambda f: GroupLeft(_str(f["n"]), _str(f["t"])),
+    ),
+    LimitsPut: _Kind(
+        "quota",
+        frozenset("sn"),
+        lambda c: {"s": c.scope.value, "n": c.name, **_limit_fields(c.limits)},
+        lambda f: LimitsPut(_limited(f["s"]), _str(f["n"]), _limits(f)),
+        optional=frozenset("wr"),
+    ),
+}
+_KINDS = _KINDS_OF_PROTOCOL_3 | _NEWER_KINDS
 _to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 _BY_NAME = {kind.name: kind for kind in _KINDS.values()}
+KINDS = frozenset(_BY_NAME)  # that this program reads
+KINDS_OF_PROTOCOL_3 = frozenset(kind.name for kind in _KINDS_OF_PROTOCOL_3.values())
+
+
+def newer_kinds(changes: Iterable[Change]) -> frozenset[str]:
+    """Their kinds that not every release knows which replicates with this one."""
+    kinds = set(map(type, changes))
+    return frozenset(_KINDS[kind].name for kind in kinds if kind not in _KINDS_OF_PROTOCOL_3)
+
+
+def _known_kinds(value: Json) -> frozenset[str]:
+    kinds = frozenset(map(_str, value))
+    if unknown := kinds - KINDS:
+        raise StateTooNew(
+            f"the state has changes of kinds that this program does not know: {sorted(unknown)}"
+        )
+    return kinds
 
 
 def encode_change(change: Change) -> bytes:

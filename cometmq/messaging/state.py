@@ -33,6 +33,7 @@ from cometmq.messaging.changes import (
     GroupPut,
     HalvesDropped,
     HalvesReached,
+    KindsUsed,
     LimitsPut,
     MessagesResent,
     OffsetsCommitted,
@@ -55,6 +56,7 @@ from cometmq.messaging.changes import (
     encode,
     encode_change,
     join,
+    newer_kinds,
 )
 from cometmq.messaging.dedup import StreamEntry, StreamTable
 from cometmq.messaging.delay import LevelDrops
@@ -116,6 +118,7 @@ TIMER_SKIP_BYTES, DROP_BYTES, LEVEL_END_BYTES = 40, 200, 25
 ATTEMPTS_PER_CHANGE = 800  # with the longest names they fit a record
 CHECK_STEP_BYTES = 16
 POLICY_BYTES = 1_200  # with as many retry steps as there may be
+KIND_BYTES = 70
 RECORD_HEAD_BYTES = 4096  # a block for what is around a record's body
 
 
@@ -125,6 +128,8 @@ class StateRecord:
 
     tag: str
     body: bytes
+    # Of its changes, those that not every release knows which replicates with this one.
+    newer_kinds: frozenset[str] = frozenset()
 
 
 class BrokerState:
@@ -151,6 +156,8 @@ class BrokerState:
         self.timers = TimerTable()  # takes what is delivered and recalled
         self.secrets = HandleSecrets()
         self.pops = PopTable()  # takes what members receive and acknowledge
+        # Kinds of changes that the log may have, of those that not every release knows.
+        self.kinds_used: frozenset[str] = frozenset()
 
     # --- plan: what is asked for → the change to append ---
 
@@ -346,6 +353,7 @@ class BrokerState:
         self.timers = other.timers
         self.secrets = other.secrets
         self.pops = other.pops
+        self.kinds_used = other.kinds_used
 
     @staticmethod
     def _check_owner(topic: str, by_system: bool) -> None:
@@ -369,7 +377,7 @@ class BrokerState:
                 self._drop_topic(topic)
             case TopicSnapshot(config, histories):
                 self._copy_topic(config, histories)
-            case GenerationsRaised() | GenerationsCounted():
+            case GenerationsRaised() | GenerationsCounted() | KindsUsed():
                 self._raise(change)
             case GroupPut() | GroupPolicyPut() | GroupDropped():
                 self._change_group(change)
@@ -382,13 +390,15 @@ class BrokerState:
             case _:
                 self._reach(change)
 
-    def _raise(self, change: GenerationsRaised | GenerationsCounted) -> None:
+    def _raise(self, change: GenerationsRaised | GenerationsCounted | KindsUsed) -> None:
         match change:
             case GenerationsRaised(generation, starts):
                 self.generations.raise_all(generation, starts)
                 self.pops.cut(starts)
             case GenerationsCounted(last):
                 self.generations.count_from(last)
+            case KindsUsed(kinds):
+                self.kinds_used |= kinds
 
     def _reach(
         self,
@@ -612,6 +622,8 @@ class BrokerState:
         """The changes that make an empty state equal to this one; with how far the queues have
         counted, if that is known.
         """
+        if self.kinds_used:
+            yield KindsUsed(self.kinds_used)
         yield GenerationsCounted(self.generations.last)
         for config in self.topics:
             yield TopicSnapshot(config.plain(), self.generations.topic(config.name))
@@ -684,18 +696,21 @@ class BrokerState:
         of it. ``bytes_max``: of a record's body, None: as of other changes.
         """
         changes = [*self.as_changes(next_offset_of), *in_flight]
-        bodies = [body for body, _ in _bodies(changes, bytes_max or RECORD_BYTES_MAX)]
-        if len(bodies) == 1:
-            return [StateRecord(SNAPSHOT_ONLY, bodies[0])]
+        bodies = list(_bodies(changes, bytes_max or RECORD_BYTES_MAX))
         tags = [SNAPSHOT_FIRST, *[SNAPSHOT_PART] * (len(bodies) - 2), SNAPSHOT_LAST]
-        return [StateRecord(tag, body) for tag, body in zip(tags, bodies, strict=True)]
+        if len(bodies) == 1:
+            tags = [SNAPSHOT_ONLY]
+        return [
+            StateRecord(tag, body, newer_kinds(some))
+            for tag, (body, some) in zip(tags, bodies, strict=True)
+        ]
 
     def copy_bytes(self) -> int:
         """About how long a state snapshot is on the disk, rather too much than too little, without
         making one.
         """
         entries = TOPIC_BYTES * len(self.topics) + QUEUE_BYTES * self.generations.queue_count
-        entries += self.topics.typed_bytes
+        entries += self.topics.typed_bytes + KIND_BYTES * len(self.kinds_used)
         entries += GROUP_BYTES * len(self.groups) + COMMIT_BYTES * self.offsets.count
         entries += STREAM_BYTES * len(self.streams) + RESENT_BYTES * self.resent.interval_count
         entries += LIMITS_BYTES * len(self.quotas)
@@ -798,7 +813,7 @@ def _bodies(changes: Iterable[Change], bytes_max: int) -> Iterator[tuple[bytes, 
 
 def change_record(*changes: Change) -> StateRecord:
     """The record of changes that take effect together, however large it is."""
-    return StateRecord(CHANGE, encode(changes))
+    return StateRecord(CHANGE, encode(changes), newer_kinds(changes))
 
 
 def change_parts(changes: Iterable[Change]) -> Iterator[tuple[StateRecord, Sequence[Change]]]:
@@ -806,12 +821,20 @@ def change_parts(changes: Iterable[Change]) -> Iterator[tuple[StateRecord, Seque
     what it carries.
     """
     for body, some in _bodies(changes, RECORD_BYTES_MAX):
-        yield StateRecord(CHANGE, body), some
+        yield StateRecord(CHANGE, body, newer_kinds(some)), some
 
 
 def change_records(changes: Iterable[Change]) -> list[StateRecord]:
     """The records of :func:`change_parts` alone."""
     return [record for record, _ in change_parts(changes)]
+
+
+def check_tag(tag: str) -> None:
+    """StateTooNew: no release up to this one gives a state record that tag."""
+    if tag not in STATE_TAGS:
+        raise StateTooNew(
+            f"a record of the state topic has the tag {tag!r}, which this program does not know"
+        )
 
 
 def find_copy_start(tags: Iterable[str]) -> int | None:
@@ -874,10 +897,7 @@ class StateLoader:
         Raises ``StateTooNew``, ``StoreDamaged``.
         """
         changes = decode(body)
-        if tag not in STATE_TAGS:
-            raise StateTooNew(
-                f"a record of the state topic has the tag {tag!r}, which this program does not know"
-            )
+        check_tag(tag)
         if tag == CHANGE:
             self._take_changes(changes)
         else:

@@ -42,6 +42,8 @@ class ReplicaStatus:
     counted_in: int = 0  # the epoch that its generations say they are counted in
     shown: HighWatermarks = NO_WATERMARKS  # by these a writer has shown what is in its log
     clock_is_off: bool = False  # its machine's: it leaves the lease to others for a while
+    # False: the writer's log has state that its release does not know. It leads by force alone.
+    reads_state: bool = True
 
     @property
     def replica_id(self) -> ReplicaId:
@@ -216,7 +218,7 @@ class Election:
         if record.released and record.holder == me.replica_id and me.log_end == record.log_end:
             # The member that it was released to has not taken it.
             return self._write(record, me, Reason.HANDOVER)
-        if me.replica_id in record.electable:
+        if me.replica_id in record.electable and me.reads_state:
             return self._write(record, me, Reason.FAILOVER)
         if me.forced:
             return self._by_force(record, me, answers)

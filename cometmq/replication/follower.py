@@ -21,8 +21,6 @@ from cometmq.model import EPOCH_MAX
 from cometmq.replication.epoch_history import Epoch
 from cometmq.replication.lease import CLOCK_DRIFT_MAX, ReplicaId
 
-PROTOCOL_VERSION = 3
-FORMAT_VERSION = 1
 CHUNK_BYTES_MAX = 1024 * 1024  # a single larger record is a chunk all the same
 WINDOW_BYTES_MAX = 8 * 1024 * 1024  # sent and not yet in the follower's page cache
 HEARTBEAT_S = 1.0

@@ -11,18 +11,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from cometmq.errors import InvalidRequest, MemberIdTaken, StaleEpoch, VersionUnsupported
+from cometmq.errors import InvalidRequest, MemberIdTaken, StaleEpoch
 from cometmq.replication.epoch_history import Epoch
-from cometmq.replication.follower import (
-    FORMAT_VERSION,
-    PROTOCOL_VERSION,
-    SILENCE_S_MAX,
-    LogView,
-    Replica,
-    check_epochs,
-)
+from cometmq.replication.follower import SILENCE_S_MAX, LogView, Replica, check_epochs
 from cometmq.replication.lease import ReplicaId
 from cometmq.replication.refusals import Reason, Refusals
+from cometmq.replication.versions import Agreed, Release, agree, check_state_kinds
 
 MEMBER_ID_MAX = 1_000  # of the option member_id
 STORE_ID_CHARS_MAX = 64
@@ -32,8 +26,7 @@ STORE_ID_CHARS_MAX = 64
 class FollowerIdentity:
     """What a follower says of itself, besides its log."""
 
-    protocol_version: int
-    format_version: int
+    release: Release
     cluster: str
     broker_group: str
     replica_id: ReplicaId
@@ -41,20 +34,21 @@ class FollowerIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Handshake:
-    """Where followers come in. ``others`` are the ids that the option ``peers`` gives the other
-    members; None: they are not known.
+    """Where followers come in. ``release`` is the writer's. ``others`` are the ids that the option
+    ``peers`` gives the other members; None: they are not known.
     """
 
+    release: Release
     cluster: str
     broker_group: str
     member_id: int
     others: Collection[int] | None
     refusals: Refusals
 
-    def check(self, follower: FollowerIdentity) -> None:
-        """VersionUnsupported, InvalidRequest: this follower is refused."""
+    def check(self, follower: FollowerIdentity) -> Agreed:
+        """What the stream goes by. VersionUnsupported, InvalidRequest: this follower is refused."""
         with self.refusals.counting(Reason.VERSION):
-            check_versions(follower.protocol_version, follower.format_version)
+            agreed = agree(follower.release, self.release)
         with self.refusals.counting(Reason.CLUSTER):
             if follower.cluster != self.cluster:
                 raise InvalidRequest(f"cluster: this is {self.cluster}")
@@ -63,6 +57,12 @@ class Handshake:
                 raise InvalidRequest(f"broker_group: this is {self.broker_group}")
         with self.refusals.counting(Reason.MEMBER):
             self._check_replica_id(follower.replica_id)
+        return agreed
+
+    def check_state(self, follower: Release, used: frozenset[str]) -> None:
+        """StateTooNew: the follower cannot read the group's state, see ``check_state_kinds``."""
+        with self.refusals.counting(Reason.STATE):
+            check_state_kinds(follower, used)
 
     def _check_replica_id(self, replica_id: ReplicaId) -> None:
         if not 0 <= replica_id.member_id <= MEMBER_ID_MAX:
@@ -105,15 +105,6 @@ class Handshake:
             if view.epochs and view.epochs[-1][1] >= log_end:
                 raise InvalidRequest("epochs: the last one owns no byte of the log")
         return view
-
-
-def check_versions(protocol: int, format: int) -> None:
-    """VersionUnsupported unless they are this program's."""
-    if (protocol, format) != (PROTOCOL_VERSION, FORMAT_VERSION):
-        raise VersionUnsupported(
-            f"the other side speaks protocol {protocol} and format {format}, this program "
-            f"{PROTOCOL_VERSION} and {FORMAT_VERSION}"
-        )
 
 
 def check_writer(epochs: Sequence[Epoch], own: LogView) -> None:

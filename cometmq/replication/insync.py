@@ -29,6 +29,7 @@ class SetPolicy:
     async_lag_bytes_max: int = 64 * 1024 * 1024
     async_silence_s_max: float = 5.0
     group_size: int = 0  # members that the group has; 0 = not known
+    peers: frozenset[int] = frozenset()  # ids of the others, as far as they are configured
 
     def is_alone(self, *, replicated: bool) -> bool:
         """No follower is to take over, so the writer waits for none. ``replicated``: some topic

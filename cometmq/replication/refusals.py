@@ -14,6 +14,7 @@ from cometmq.errors import (
     MemberIdTaken,
     ReplicationBroken,
     StaleEpoch,
+    StateTooNew,
     VersionUnsupported,
 )
 
@@ -25,6 +26,7 @@ class Reason(Enum):
     """Labels of ``cometmq_replication_refused_total``."""
 
     VERSION = "version"  # of the protocol or of the format; another size of log files
+    STATE = "state"  # kinds of state records that one side does not know
     CLUSTER = "cluster"  # another cluster's
     GROUP = "group"  # another broker group's
     MEMBER = "member"  # a member id that is not the caller's
@@ -47,9 +49,14 @@ class Refusals:
 
     @contextmanager
     def counting(self, reason: Reason) -> Iterator[None]:
-        """What is refused in this block is refused for ``reason``."""
+        """What is refused in this block is refused for ``reason``; state that is not known, for
+        ``STATE``.
+        """
         try:
             yield
+        except StateTooNew:
+            self.counts[Reason.STATE] += 1
+            raise
         except REFUSALS:
             self.counts[reason] += 1
             raise

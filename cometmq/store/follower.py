@@ -29,6 +29,11 @@ from cometmq.store.recovery.replay import LastRecord, Observer, Replay
 class FollowerObserver(Observer, Protocol):
     """Hears of what is copied, in the order of the log."""
 
+    def approve_record(self, topic: str, log_offset: int, record: bytes) -> None:
+        """A record of one of ``topics`` is about to be copied, and is observed afterwards. What it
+        raises keeps all of its chunk out of the log.
+        """
+
     def queue_advanced(self, topic: str, queue_id: int, end: int, next_offset: int) -> None:
         """The queue has all its messages up to ``end`` of the log; the next is ``next_offset``."""
 
@@ -83,9 +88,9 @@ class FollowerStore(BaseStore):
         """Write a chunk of the writer's log: whole records of one file, or a file's end mark alone.
         Returns the new end.
 
-        Raises ReplicationBroken when it is not that, or not what comes next, and DiskFull: then
-        nothing has changed. After StoreDamaged (the queues do not fit the log) and StoreFailed
-        nothing will be written any more.
+        Raises ReplicationBroken when it is not that, or not what comes next, what ``observer``
+        raises that does not approve it, and DiskFull: then nothing has changed. After StoreDamaged
+        (the queues do not fit the log) and StoreFailed nothing will be written any more.
         """
         self._guarded(self._dispatcher.catch_up)
         end = self.appended_offset
@@ -97,6 +102,9 @@ class FollowerStore(BaseStore):
             self._dispatcher.reached(self._log.end)
             return self.appended_offset
         stretches = list(self._verified(offset, data, apart_of(observer.topics)))
+        for stretch in stretches:
+            if stretch.topic in observer.topics:
+                observer.approve_record(stretch.topic, stretch.start, stretch.apart)
         return self._guarded(lambda: self._append(offset, data, stretches, observer))
 
     def _append(

@@ -1328,7 +1328,8 @@ class BrokerAdminServiceServicer:
     def PutQuota(self, request, context):
         """Lets an address, or all clients of a topic together, send and read so much; without a name each one that says nothing. A quota counts at each
         broker group for itself. Answered when the change is on disk. Idempotent. Errors: INVALID_REQUEST, TOPIC_NAME_INVALID, TOPIC_NOT_FOUND,
-        NO_PERMISSION (system topics), LIMIT_EXCEEDED (1,000 addresses have their own), DISK_FULL. Deadline 10 s.
+        NO_PERMISSION (system topics), LIMIT_EXCEEDED (1,000 addresses have their own), DISK_FULL, VERSION_UNSUPPORTED (a member of the group runs a
+        release that does not know such quotas, or is away and has not said that it does). Deadline 10 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -1419,7 +1420,7 @@ class BrokerAdminServiceServicer:
     def ForgetOffsets(self, request, context):
         """Forgets a group in a topic that it has left: what it committed, its leases, locks and resets there. The group stays, and begins as a new one when it
         comes back to the topic. What waits in its retry topic stays. Answered when it is as safe as a message of the topic. Idempotent. Errors:
-        GROUP_NAME_INVALID, GROUP_NOT_FOUND, TOPIC_NOT_FOUND, NO_PERMISSION (a system topic), GROUP_IN_USE (members read the topic, or are away), DISK_FULL,
+        GROUP_NAME_INVALID, GROUP_NOT_FOUND, TOPIC_NOT_FOUND, NO_PERMISSION (a system topic), GROUP_IN_USE (members read the topic, or are away), DISK_FULL, VERSION_UNSUPPORTED (as PutQuota),
         SLAVE_NOT_AVAILABLE, STORE_FAILED. Deadline 10 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

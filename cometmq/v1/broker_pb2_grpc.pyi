@@ -663,7 +663,8 @@ class BrokerAdminServiceStub:
     PutQuota: _grpc.UnaryUnaryMultiCallable[_broker_pb2.PutQuotaRequest, _broker_pb2.PutQuotaResponse]
     """Lets an address, or all clients of a topic together, send and read so much; without a name each one that says nothing. A quota counts at each
     broker group for itself. Answered when the change is on disk. Idempotent. Errors: INVALID_REQUEST, TOPIC_NAME_INVALID, TOPIC_NOT_FOUND,
-    NO_PERMISSION (system topics), LIMIT_EXCEEDED (1,000 addresses have their own), DISK_FULL. Deadline 10 s.
+    NO_PERMISSION (system topics), LIMIT_EXCEEDED (1,000 addresses have their own), DISK_FULL, VERSION_UNSUPPORTED (a member of the group runs a
+    release that does not know such quotas, or is away and has not said that it does). Deadline 10 s.
     """
     DropQuota: _grpc.UnaryUnaryMultiCallable[_broker_pb2.DropQuotaRequest, _broker_pb2.DropQuotaResponse]
     """Removes what PutQuota has put; then that of each counts again. Answered when the change is on disk. Idempotent. Errors as PutQuota's.
@@ -707,7 +708,7 @@ class BrokerAdminServiceStub:
     ForgetOffsets: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ForgetOffsetsRequest, _broker_pb2.ForgetOffsetsResponse]
     """Forgets a group in a topic that it has left: what it committed, its leases, locks and resets there. The group stays, and begins as a new one when it
     comes back to the topic. What waits in its retry topic stays. Answered when it is as safe as a message of the topic. Idempotent. Errors:
-    GROUP_NAME_INVALID, GROUP_NOT_FOUND, TOPIC_NOT_FOUND, NO_PERMISSION (a system topic), GROUP_IN_USE (members read the topic, or are away), DISK_FULL,
+    GROUP_NAME_INVALID, GROUP_NOT_FOUND, TOPIC_NOT_FOUND, NO_PERMISSION (a system topic), GROUP_IN_USE (members read the topic, or are away), DISK_FULL, VERSION_UNSUPPORTED (as PutQuota),
     SLAVE_NOT_AVAILABLE, STORE_FAILED. Deadline 10 s.
     """
     ResendDeadLetters: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ResendDeadLettersRequest, _broker_pb2.ResendDeadLettersResponse]
@@ -795,7 +796,8 @@ class BrokerAdminServiceAsyncStub(BrokerAdminServiceStub):
     PutQuota: _aio.UnaryUnaryMultiCallable[_broker_pb2.PutQuotaRequest, _broker_pb2.PutQuotaResponse]  # type: ignore[assignment]
     """Lets an address, or all clients of a topic together, send and read so much; without a name each one that says nothing. A quota counts at each
     broker group for itself. Answered when the change is on disk. Idempotent. Errors: INVALID_REQUEST, TOPIC_NAME_INVALID, TOPIC_NOT_FOUND,
-    NO_PERMISSION (system topics), LIMIT_EXCEEDED (1,000 addresses have their own), DISK_FULL. Deadline 10 s.
+    NO_PERMISSION (system topics), LIMIT_EXCEEDED (1,000 addresses have their own), DISK_FULL, VERSION_UNSUPPORTED (a member of the group runs a
+    release that does not know such quotas, or is away and has not said that it does). Deadline 10 s.
     """
     DropQuota: _aio.UnaryUnaryMultiCallable[_broker_pb2.DropQuotaRequest, _broker_pb2.DropQuotaResponse]  # type: ignore[assignment]
     """Removes what PutQuota has put; then that of each counts again. Answered when the change is on disk. Idempotent. Errors as PutQuota's.
@@ -839,7 +841,7 @@ class BrokerAdminServiceAsyncStub(BrokerAdminServiceStub):
     ForgetOffsets: _aio.UnaryUnaryMultiCallable[_broker_pb2.ForgetOffsetsRequest, _broker_pb2.ForgetOffsetsResponse]  # type: ignore[assignment]
     """Forgets a group in a topic that it has left: what it committed, its leases, locks and resets there. The group stays, and begins as a new one when it
     comes back to the topic. What waits in its retry topic stays. Answered when it is as safe as a message of the topic. Idempotent. Errors:
-    GROUP_NAME_INVALID, GROUP_NOT_FOUND, TOPIC_NOT_FOUND, NO_PERMISSION (a system topic), GROUP_IN_USE (members read the topic, or are away), DISK_FULL,
+    GROUP_NAME_INVALID, GROUP_NOT_FOUND, TOPIC_NOT_FOUND, NO_PERMISSION (a system topic), GROUP_IN_USE (members read the topic, or are away), DISK_FULL, VERSION_UNSUPPORTED (as PutQuota),
     SLAVE_NOT_AVAILABLE, STORE_FAILED. Deadline 10 s.
     """
     ResendDeadLetters: _aio.UnaryUnaryMultiCallable[_broker_pb2.ResendDeadLettersRequest, _broker_pb2.ResendDeadLettersResponse]  # type: ignore[assignment]
@@ -936,7 +938,8 @@ class BrokerAdminServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_broker_pb2.PutQuotaResponse, _abc.Awaitable[_broker_pb2.PutQuotaResponse]]:
         """Lets an address, or all clients of a topic together, send and read so much; without a name each one that says nothing. A quota counts at each
         broker group for itself. Answered when the change is on disk. Idempotent. Errors: INVALID_REQUEST, TOPIC_NAME_INVALID, TOPIC_NOT_FOUND,
-        NO_PERMISSION (system topics), LIMIT_EXCEEDED (1,000 addresses have their own), DISK_FULL. Deadline 10 s.
+        NO_PERMISSION (system topics), LIMIT_EXCEEDED (1,000 addresses have their own), DISK_FULL, VERSION_UNSUPPORTED (a member of the group runs a
+        release that does not know such quotas, or is away and has not said that it does). Deadline 10 s.
         """
 
     @_abc_1.abstractmethod
@@ -1046,7 +1049,7 @@ class BrokerAdminServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_broker_pb2.ForgetOffsetsResponse, _abc.Awaitable[_broker_pb2.ForgetOffsetsResponse]]:
         """Forgets a group in a topic that it has left: what it committed, its leases, locks and resets there. The group stays, and begins as a new one when it
         comes back to the topic. What waits in its retry topic stays. Answered when it is as safe as a message of the topic. Idempotent. Errors:
-        GROUP_NAME_INVALID, GROUP_NOT_FOUND, TOPIC_NOT_FOUND, NO_PERMISSION (a system topic), GROUP_IN_USE (members read the topic, or are away), DISK_FULL,
+        GROUP_NAME_INVALID, GROUP_NOT_FOUND, TOPIC_NOT_FOUND, NO_PERMISSION (a system topic), GROUP_IN_USE (members read the topic, or are away), DISK_FULL, VERSION_UNSUPPORTED (as PutQuota),
         SLAVE_NOT_AVAILABLE, STORE_FAILED. Deadline 10 s.
         """
 

@@ -385,10 +385,13 @@ class FollowerHello(_message.Message):
     LAST_RECORD_OFFSET_FIELD_NUMBER: _builtins.int
     LAST_RECORD_CRC32_FIELD_NUMBER: _builtins.int
     CLUSTER_FIELD_NUMBER: _builtins.int
+    PROTOCOL_VERSION_MAX_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
+    STATE_KINDS_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
-    """Version of this protocol, 3."""
+    """The lowest version of this protocol that the follower speaks, 3. A writer of before version 4 knows no other."""
     format_version: _builtins.int
-    """Version of the log's format, 1."""
+    """The newest version of the log's format that it reads, 1; it reads all before."""
     broker_group: _builtins.str
     """Broker group name."""
     member_id: _builtins.int
@@ -405,9 +408,19 @@ class FollowerHello(_message.Message):
     """CRC-32 (IEEE) of its last record, as it lies in the log."""
     cluster: _builtins.str
     """Cluster name: groups of two clusters may have the same name."""
+    protocol_version_max: _builtins.int
+    """The highest version of this protocol that it speaks, 4. 0 = of a release that spoke one version: `protocol_version`."""
     @_builtins.property
     def epochs(self) -> _containers.RepeatedCompositeFieldContainer[Global___EpochStart]:
         """Its epochs, oldest first; empty for an empty store."""
+
+    @_builtins.property
+    def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Features that it knows; of version 3 none are named. At most 1,000 names of 64 characters."""
+
+    @_builtins.property
+    def state_kinds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Kinds of changes in state records that it reads; of version 3 none are named. Limits as of `features`."""
 
     def __init__(
         self,
@@ -423,10 +436,13 @@ class FollowerHello(_message.Message):
         last_record_offset: _builtins.int = ...,
         last_record_crc32: _builtins.int = ...,
         cluster: _builtins.str = ...,
+        protocol_version_max: _builtins.int = ...,
+        features: _abc.Iterable[_builtins.str] | None = ...,
+        state_kinds: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "cluster", b"cluster", "epochs", b"epochs", "format_version", b"format_version", "last_record_crc32", b"last_record_crc32", "last_record_offset", b"last_record_offset", "log_end_offset", b"log_end_offset", "log_min_offset", b"log_min_offset", "member_id", b"member_id", "protocol_version", b"protocol_version", "store_id", b"store_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "cluster", b"cluster", "epochs", b"epochs", "features", b"features", "format_version", b"format_version", "last_record_crc32", b"last_record_crc32", "last_record_offset", b"last_record_offset", "log_end_offset", b"log_end_offset", "log_min_offset", b"log_min_offset", "member_id", b"member_id", "protocol_version", b"protocol_version", "protocol_version_max", b"protocol_version_max", "state_kinds", b"state_kinds", "store_id", b"store_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -536,10 +552,11 @@ class WriterHello(_message.Message):
     LOG_FILE_BYTES_FIELD_NUMBER: _builtins.int
     NO_ELECTION_MS_FIELD_NUMBER: _builtins.int
     MEMBER_ID_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
-    """Version of this protocol, 3."""
+    """Version of this protocol that the stream goes by: the highest that both speak."""
     format_version: _builtins.int
-    """Version of the log's format, 1."""
+    """Version of the format of the writer's log, 1."""
     start_offset: _builtins.int
     """The follower cuts its log here and goes on from here. Where it has nothing, the writer's lowest offset."""
     log_file_bytes: _builtins.int
@@ -552,6 +569,10 @@ class WriterHello(_message.Message):
     def epochs(self) -> _containers.RepeatedCompositeFieldContainer[Global___EpochStart]:
         """The writer's epochs, oldest first; the last is its own."""
 
+    @_builtins.property
+    def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Features that the writer knows; from version 4 on. Those that the follower knows too are in use."""
+
     def __init__(
         self,
         *,
@@ -562,10 +583,11 @@ class WriterHello(_message.Message):
         log_file_bytes: _builtins.int = ...,
         no_election_ms: _builtins.int = ...,
         member_id: _builtins.int | None = ...,
+        features: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_member_id", b"_member_id", "member_id", b"member_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_member_id", b"_member_id", "epochs", b"epochs", "format_version", b"format_version", "log_file_bytes", b"log_file_bytes", "member_id", b"member_id", "no_election_ms", b"no_election_ms", "protocol_version", b"protocol_version", "start_offset", b"start_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_member_id", b"_member_id", "epochs", b"epochs", "features", b"features", "format_version", b"format_version", "log_file_bytes", b"log_file_bytes", "member_id", b"member_id", "no_election_ms", b"no_election_ms", "protocol_version", b"protocol_version", "start_offset", b"start_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__member_id: _TypeAlias = _typing.Literal["member_id"]  # noqa: Y015
     _WhichOneofArgType__member_id: _TypeAlias = _typing.Literal["_member_id", b"_member_id"]  # noqa: Y015
@@ -682,6 +704,7 @@ class DescribeReplicaResponse(_message.Message):
     CLOCK_SKEW_MS_FIELD_NUMBER: _builtins.int
     CLOCK_IS_OFF_FIELD_NUMBER: _builtins.int
     SEND_REFUSAL_FIELD_NUMBER: _builtins.int
+    CANNOT_FOLLOW_FIELD_NUMBER: _builtins.int
     broker_group: _builtins.str
     """Broker group name."""
     member_id: _builtins.int
@@ -704,6 +727,8 @@ class DescribeReplicaResponse(_message.Message):
     """That is more than it may be (option `clock_skew_s_max`)."""
     send_refusal: _builtins.str
     """Why sends are refused for want of room, or would be if the member wrote; empty = they are not."""
+    cannot_follow: _builtins.str
+    """Why this follower cannot copy from the writer: their releases do not fit. It tries again. Empty = nothing forbids it."""
     @_builtins.property
     def writer_status(self) -> Global___WriterStatus:
         """Of the writer; absent of others, and where there is no lease."""
@@ -733,10 +758,11 @@ class DescribeReplicaResponse(_message.Message):
         clock_skew_ms: _builtins.int | None = ...,
         clock_is_off: _builtins.bool = ...,
         send_refusal: _builtins.str = ...,
+        cannot_follow: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_clock_skew_ms", b"_clock_skew_ms", "clock_skew_ms", b"clock_skew_ms", "lease", b"lease", "writer_status", b"writer_status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_clock_skew_ms", b"_clock_skew_ms", "broker_group", b"broker_group", "clock_is_off", b"clock_is_off", "clock_skew_ms", b"clock_skew_ms", "epoch", b"epoch", "former_store_id", b"former_store_id", "lease", b"lease", "log_end_offset", b"log_end_offset", "log_min_offset", b"log_min_offset", "member_id", b"member_id", "peers", b"peers", "role", b"role", "send_refusal", b"send_refusal", "store_id", b"store_id", "writer_status", b"writer_status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_clock_skew_ms", b"_clock_skew_ms", "broker_group", b"broker_group", "cannot_follow", b"cannot_follow", "clock_is_off", b"clock_is_off", "clock_skew_ms", b"clock_skew_ms", "epoch", b"epoch", "former_store_id", b"former_store_id", "lease", b"lease", "log_end_offset", b"log_end_offset", "log_min_offset", b"log_min_offset", "member_id", b"member_id", "peers", b"peers", "role", b"role", "send_refusal", b"send_refusal", "store_id", b"store_id", "writer_status", b"writer_status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__clock_skew_ms: _TypeAlias = _typing.Literal["clock_skew_ms"]  # noqa: Y015
     _WhichOneofArgType__clock_skew_ms: _TypeAlias = _typing.Literal["_clock_skew_ms", b"_clock_skew_ms"]  # noqa: Y015

@@ -100,7 +100,7 @@ class MemberServiceServicer:
     def Replicate(self, request_iterator, context):
         """Copies the log of the writer to a follower. The follower opens with what it has; the writer answers with where they
         agree, then sends the log from there on for ever. Errors that end the stream: STALE_EPOCH (the follower knows a newer
-        writer), NOT_WRITER, VERSION_UNSUPPORTED, INVALID_REQUEST. No deadline.
+        writer), NOT_WRITER, VERSION_UNSUPPORTED, STATE_TOO_NEW, INVALID_REQUEST. No deadline.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

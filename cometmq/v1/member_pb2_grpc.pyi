@@ -49,7 +49,7 @@ class MemberServiceStub:
     Replicate: _grpc.StreamStreamMultiCallable[_member_pb2.ReplicateRequest, _member_pb2.ReplicateResponse]
     """Copies the log of the writer to a follower. The follower opens with what it has; the writer answers with where they
     agree, then sends the log from there on for ever. Errors that end the stream: STALE_EPOCH (the follower knows a newer
-    writer), NOT_WRITER, VERSION_UNSUPPORTED, INVALID_REQUEST. No deadline.
+    writer), NOT_WRITER, VERSION_UNSUPPORTED, STATE_TOO_NEW, INVALID_REQUEST. No deadline.
     """
     StepDown: _grpc.UnaryUnaryMultiCallable[_member_pb2.StepDownRequest, _member_pb2.StepDownResponse]
     """Asks the writer to hand its role over to a follower that has everything. Answered when the follower may take over;
@@ -86,7 +86,7 @@ class MemberServiceAsyncStub(MemberServiceStub):
     Replicate: _aio.StreamStreamMultiCallable[_member_pb2.ReplicateRequest, _member_pb2.ReplicateResponse]  # type: ignore[assignment]
     """Copies the log of the writer to a follower. The follower opens with what it has; the writer answers with where they
     agree, then sends the log from there on for ever. Errors that end the stream: STALE_EPOCH (the follower knows a newer
-    writer), NOT_WRITER, VERSION_UNSUPPORTED, INVALID_REQUEST. No deadline.
+    writer), NOT_WRITER, VERSION_UNSUPPORTED, STATE_TOO_NEW, INVALID_REQUEST. No deadline.
     """
     StepDown: _aio.UnaryUnaryMultiCallable[_member_pb2.StepDownRequest, _member_pb2.StepDownResponse]  # type: ignore[assignment]
     """Asks the writer to hand its role over to a follower that has everything. Answered when the follower may take over;
@@ -138,7 +138,7 @@ class MemberServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_member_pb2.ReplicateResponse], _abc.AsyncIterator[_member_pb2.ReplicateResponse]]:
         """Copies the log of the writer to a follower. The follower opens with what it has; the writer answers with where they
         agree, then sends the log from there on for ever. Errors that end the stream: STALE_EPOCH (the follower knows a newer
-        writer), NOT_WRITER, VERSION_UNSUPPORTED, INVALID_REQUEST. No deadline.
+        writer), NOT_WRITER, VERSION_UNSUPPORTED, STATE_TOO_NEW, INVALID_REQUEST. No deadline.
         """
 
     @_abc_1.abstractmethod

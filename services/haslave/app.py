@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from prometheus_client.registry import Collector
 
+from cometmq.errors import StateTooNew
 from cometmq.member.app import FOLLOWER, MemberApp
 from cometmq.member.context import MemberContext, MemberCore
 from cometmq.member.lease.peers import Peers
 from cometmq.member.lease.stores import open_lease
 from cometmq.member.metrics import StoreCollector
-from cometmq.member.pod.events import EventReason
+from cometmq.member.pod.events import EventReason, EventRecorder
 from cometmq.member.read.group_progress import GroupReads
 from cometmq.member.read.replica_selector import ReplicaSelector
 from cometmq.member.registration import Registrar
@@ -63,7 +64,11 @@ class App(MemberApp):
             self.become(WRITER_MODULE, "alone")
             return None
         config, metrics, clock = context.config, context.metrics, context.clock
-        opened = await asyncio.to_thread(open_copy, config, clock, progress=self._progress())
+        try:
+            opened = await asyncio.to_thread(open_copy, config, clock, progress=self._progress())
+        except StateTooNew as error:
+            await self._wait_for_release(error, context.events)
+            return None
         storage = FollowerStorage(
             opened.store,
             opened.state,
@@ -74,7 +79,9 @@ class App(MemberApp):
             metrics.forget_group,
         )
         peers = Peers(config.broker_group, config.peer_addresses(), context.ports.secret)
-        status = partial(_replica_status, context, storage, opened.state.state, peers.ids)
+        status = partial(
+            _replica_status, context, storage, opened.state.state, peers.ids, self._reads_state
+        )
         lease = open_lease(config.lease, config.broker_group, config.pod_name)
         elector = Elector(lease, config.lease_duration_s, status, peers, clock, context.events)
         step = await elector.look()
@@ -87,6 +94,21 @@ class App(MemberApp):
         if step is not None:
             parts.follow(step)
         return parts
+
+    def _reads_state(self) -> bool:
+        misfit = None if self._following is None else self._following.misfit
+        return not isinstance(misfit, StateTooNew)
+
+    async def _wait_for_release(self, error: StateTooNew, events: EventRecorder) -> None:
+        """This program cannot read the state: it takes no role, serves nothing, and waits for a
+        signal to stop. As a process that ends it would begin again and again.
+        """
+        log.error(
+            "waits for a release that reads this store: not ready, and takes no role",
+            extra=fields(error=error.message, advice=error.advice),
+        )
+        events.record(EventReason.NOT_READY, f"waits for another release: {error.message}")
+        await self._ports.set_started()
 
     async def _retire(self) -> None:
         """Announce the stop, so that sends do not wait until this follower's silence shows."""
@@ -119,6 +141,7 @@ def _replica_status(
     storage: FollowerStorage,
     state: BrokerState,
     peer_ids: frozenset[int] | None,
+    reads_state: Callable[[], bool],
     promised_until_s: float,
     forced: bool,
 ) -> ReplicaStatus:
@@ -139,6 +162,7 @@ def _replica_status(
         counted_in=state.generations.last_fork,
         shown=storage.watermarks.shown,
         clock_is_off=context.clocks.is_off,
+        reads_state=reads_state(),
     )
 
 
@@ -193,13 +217,17 @@ class _Parts:
             core.state, core.reader, core.members, selector, context.clock, metrics.throttled
         )
         clients = ReadServicer(identity, core.reader, groups, metrics, self._described)
-        members = FollowerServicer(context, core, groups, clients.pull, elector)
+        members = FollowerServicer(context, core, groups, clients.pull, elector, self._misfit)
         self.servicers = Servicers(clients, AdminReadServicer(core, groups), members)
         self.collectors: Iterable[Collector] = (
             StoreCollector(metrics, storage, core.state),
             FollowerCollector(self.following, config.member_id, opened.store.kept_aside_bytes),
             core.collector,
         )
+
+    def _misfit(self) -> str:
+        error = self.following.misfit
+        return "" if error is None else f"{error.name()} {error.message}"
 
     def background(self) -> list[Coroutine[Any, Any, None]]:
         """Tasks that run as long as the process follows."""
@@ -249,7 +277,7 @@ class _Parts:
         """Tell health checks when this member enters or leaves the in-sync set."""
         me = ReplicaId(self._context.config.member_id, self._store.store_id)
         now_s = self._context.clock.boottime_s()
-        has_changed = self._ready.saw(self._elector.record, me, now_s)
+        has_changed = self._ready.saw(self._elector.record, me, now_s, self.following.misfit)
         self._record_ready(now_s)
         if not has_changed:
             return

@@ -16,21 +16,21 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from cometmq.clock import Clock
-from cometmq.errors import CometError, PeerUnavailable, ReplicationBroken, VersionUnsupported
+from cometmq.errors import (
+    CometError,
+    PeerUnavailable,
+    ReplicationBroken,
+    StateTooNew,
+    VersionUnsupported,
+)
 from cometmq.member.clocks import Clocks, member_name
 from cometmq.member.state.follower import FollowerStorage
+from cometmq.messaging.changes import KINDS
 from cometmq.native import crc32
-from cometmq.replication.follower import (
-    FORMAT_VERSION,
-    PROTOCOL_VERSION,
-    SILENCE_S_MAX,
-    LogView,
-    Plan,
-    owned,
-    plan,
-)
-from cometmq.replication.handshake import check_versions, check_writer
+from cometmq.replication.follower import SILENCE_S_MAX, LogView, Plan, owned, plan
+from cometmq.replication.handshake import check_writer
 from cometmq.replication.refusals import Reason, Refusals
+from cometmq.replication.versions import CLOCK_COMPARISON, Agreed, agreed_by, own_release
 from cometmq.replication.watermarks import HighWatermarks
 from cometmq.rpc.channels import open_channel
 from cometmq.rpc.interceptors import wire_errors
@@ -38,7 +38,7 @@ from cometmq.rpc.retry import Backoff, BackoffPolicy
 from cometmq.rpc.secret import SharedSecret
 from cometmq.rpc.streams import Stream, read
 from cometmq.rpc.tasks import race, stop_all
-from cometmq.telemetry import fields
+from cometmq.telemetry import OutageLogger, fields
 from cometmq.v1 import member_pb2, member_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -74,8 +74,8 @@ class Follower:
 
 
 class Following:
-    """Keeps the copy in step. :meth:`run` as a task; it ends with CutNeeded, StoreFailed, or
-    VersionUnsupported, and after :meth:`leave`.
+    """Keeps the copy in step. :meth:`run` as a task; it ends with CutNeeded or StoreFailed, and
+    after :meth:`leave`.
     """
 
     def __init__(
@@ -96,6 +96,8 @@ class Following:
         self.connected = False  # the writer has agreed, and has not fallen silent
         self.lost = asyncio.Event()  # set when a stream has ended: the lease may be another's
         self.adopted = asyncio.Event()  # set when a writer's epoch was taken over
+        # Why the last stream has ended, if the writer's release and this one do not fit.
+        self.misfit: VersionUnsupported | StateTooNew | None = None
         self._storage = storage
         self._store = storage.store
         self._follower = follower
@@ -105,10 +107,18 @@ class Following:
         self._taken = asyncio.Event()  # such a frame
         self._clock = clock
         self._clocks = clocks
-        self._writer_clock = ""  # its name; empty: the writer does not say
+        self._release = own_release(KINDS)
+        self._compares_clocks = False
+        self._writer_clock = ""  # its name; empty: the clocks are not compared
         self._in_step_s = clock.monotonic_s()
         self._address = ""
         self._missed: tuple[str, type[CometError]] | None = None  # what was logged last
+        self._misfits = OutageLogger(
+            log,
+            logging.ERROR,
+            "cannot follow this writer: the releases do not fit; tries again",
+            "follows a writer again",
+        )
         self._readdressed = asyncio.Event()
         self._leaves = False
         self._left = asyncio.Event()  # a stream on which that was said has ended
@@ -141,8 +151,9 @@ class Following:
             if self._address:
                 try:
                     await self._until_readdressed(self._address, backoff)
-                except VersionUnsupported:
-                    raise
+                except (VersionUnsupported, StateTooNew) as error:
+                    self.misfit = error
+                    self._misfits.failing(error, writer=self._address)
                 except CometError as error:
                     self._log_end(error)
                 if self._leaves:
@@ -180,16 +191,23 @@ class Following:
         view, hello = await self._hello()
         with suppress(asyncio.InvalidStateError):  # the call has ended; reading raises the reason
             await call.write(member_pb2.ReplicateRequest(hello=hello))
-        answer = await _read(call)
+        try:
+            answer = await _read(call)
+        except VersionUnsupported as error:  # in the words of the writer's release
+            raise VersionUnsupported(
+                f"the writer refuses this follower, which speaks replication "
+                f"{self._release.protocols}, and says: {error.message}"
+            ) from error
         with self.refusals.counting(Reason.ORDER):
             if answer.WhichOneof("kind") != "hello":
                 raise ReplicationBroken("the writer's first message is no hello")
-        self._check(answer.hello, view)
+        agreed = self._check(answer.hello, view)
         assert not self.connected, "one stream at a time"
         self._promise_ms = answer.hello.no_election_ms
         self._answers_ms = 0
         start = answer.hello.start_offset
-        is_named = answer.hello.HasField("member_id")
+        self._compares_clocks = CLOCK_COMPARISON in agreed.features
+        is_named = self._compares_clocks and answer.hello.HasField("member_id")
         self._writer_clock = member_name(answer.hello.member_id) if is_named else ""
         match plan(view, start):
             case Plan.CUT:
@@ -203,11 +221,16 @@ class Following:
         self._storage.watermarks.agreed()
         self.connected = True
         self.adopted.set()
-        log.info("following", extra=fields(epoch=self._store.epoch, start=start))
+        log.info(
+            "following",
+            extra=fields(epoch=self._store.epoch, start=start, protocol=agreed.protocol),
+        )
 
-    def _check(self, hello: member_pb2.WriterHello, own: LogView) -> None:
+    def _check(self, hello: member_pb2.WriterHello, own: LogView) -> Agreed:
         with self.refusals.counting(Reason.VERSION):
-            check_versions(hello.protocol_version, hello.format_version)
+            agreed = agreed_by(
+                hello.protocol_version, hello.format_version, hello.features, self._release
+            )
             if hello.log_file_bytes != self._follower.log_file_bytes:
                 raise VersionUnsupported(
                     f"the writer's log files have {hello.log_file_bytes} bytes, ours "
@@ -219,6 +242,7 @@ class Following:
         with self.refusals.counting(Reason.OFFSET):
             if hello.start_offset < 0:
                 raise ReplicationBroken(f"the writer would begin at {hello.start_offset}")
+        return agreed
 
     async def _hello(self) -> tuple[LogView, member_pb2.FollowerHello]:
         store = self._store
@@ -226,8 +250,11 @@ class Following:
         end = store.appended_offset
         view = LogView(owned(store.epochs, end), store.min_offset, end, offset, crc32(last))
         return view, member_pb2.FollowerHello(
-            protocol_version=PROTOCOL_VERSION,
-            format_version=FORMAT_VERSION,
+            protocol_version=self._release.protocol_min,
+            protocol_version_max=self._release.protocol_max,
+            format_version=self._release.format_version,
+            features=sorted(self._release.features),
+            state_kinds=sorted(self._release.state_kinds),
             cluster=self._follower.cluster,
             broker_group=self._follower.broker_group,
             member_id=self._follower.member_id,
@@ -254,7 +281,8 @@ class Following:
                         raise ReplicationBroken("a message came that is no chunk")
                 await self._take(frame.chunk)
                 backoff.reset()  # not before: a writer may agree, and then not let us in
-                self._missed = None
+                self._missed = self.misfit = None
+                self._misfits.recovered(writer=self._address)
         finally:
             await stop_all([acking])
 
@@ -311,9 +339,10 @@ class Following:
                         answers_boot_ms=sent_ms,
                         no_election_ms=self._promise(self._promise_ms),
                         leaving=sent[2],
-                        sent_ms=self._clock.wall_ms(),
-                        sent_boot_ms=int(self._clock.boottime_s() * 1000),
                     )
+                    if self._compares_clocks:
+                        ack.sent_ms = self._clock.wall_ms()
+                        ack.sent_boot_ms = int(self._clock.boottime_s() * 1000)
                     with suppress(asyncio.InvalidStateError):  # reading raises why it has ended
                         await call.write(member_pb2.ReplicateRequest(ack=ack))
                 await taken.wait()

@@ -3,11 +3,14 @@ budgets, then count on it to take over. Pure.
 
 A follower outside of the in-sync set may lack acknowledged messages. A group whose other members
 are all like that must not lose its writer in silence. After a bounded time the follower is ready
-all the same: an update that mends the cause must be able to go on.
+all the same: an update that mends the cause must be able to go on. A follower that does not know
+what the state of the group says is never ready: the update goes the wrong way, and if it went on
+the group would have no writer.
 """
 
 from __future__ import annotations
 
+from cometmq.errors import CometError, StateTooNew
 from cometmq.replication.lease import LeaseRecord, ReplicaId
 
 CATCH_UP_S = 30.0  # that a start may take
@@ -36,13 +39,19 @@ class InSyncReadiness:
         is_late = since_s is not None and now_s - since_s >= CATCH_UP_S
         return not self.is_ready and (self._was_in_sync or is_late)
 
-    def saw(self, record: LeaseRecord | None, me: ReplicaId, now_s: float) -> bool:
-        """Whether :attr:`is_ready` has changed. Without a lease nothing is known, and nothing
-        changes.
+    def saw(
+        self,
+        record: LeaseRecord | None,
+        me: ReplicaId,
+        now_s: float,
+        misfit: CometError | None = None,
+    ) -> bool:
+        """Whether :attr:`is_ready` or its reason has changed. ``misfit``: why the releases of the
+        writer and this follower do not fit. Without a lease nothing is known, and nothing changes.
         """
         if record is None:
             return False
-        before = self.is_ready
+        before = self.reason
         if me in record.in_sync:
             self._was_in_sync = True
             self._outside_since_s = None
@@ -51,5 +60,9 @@ class InSyncReadiness:
             if self._outside_since_s is None:
                 self._outside_since_s = now_s
             is_over = now_s - self._outside_since_s >= self._wait_s
-            self.reason = "" if is_over else "this member is not in the in-sync set"
-        return self.is_ready is not before
+            if is_over and not isinstance(misfit, StateTooNew):
+                self.reason = ""
+            else:
+                cause = "" if misfit is None else f", it cannot follow the writer: {misfit.message}"
+                self.reason = f"this member is not in the in-sync set{cause}"
+        return self.reason != before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from cometmq.errors import InvalidRequest
@@ -25,9 +26,12 @@ class FollowerServicer(MemberServicer):
         groups: GroupReads,
         pull: Pull,
         elector: Elector,
+        misfit: Callable[[], str],
     ) -> None:
+        """``misfit``: why this member cannot follow the writer; empty: its release fits."""
         super().__init__(context, core, groups, pull)
         self._elector = elector
+        self._misfit = misfit
 
     async def Replicate(  # type: ignore[override]  # never answers
         self, request_iterator: object, context: Context
@@ -42,7 +46,9 @@ class FollowerServicer(MemberServicer):
     async def DescribeReplica(
         self, request: member_pb2.DescribeReplicaRequest, context: Context
     ) -> member_pb2.DescribeReplicaResponse:
-        return self._replica_status(common_pb2.MEMBER_ROLE_FOLLOWER, self._elector.record)
+        status = self._replica_status(common_pb2.MEMBER_ROLE_FOLLOWER, self._elector.record)
+        status.cannot_follow = self._misfit()
+        return status
 
     async def Elect(
         self, request: member_pb2.ElectRequest, context: Context

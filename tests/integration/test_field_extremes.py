@@ -22,7 +22,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from cometmq.clock import SystemClock
-from cometmq.replication.follower import FORMAT_VERSION, PROTOCOL_VERSION
+from cometmq.replication.versions import FORMAT_VERSION, PROTOCOL_MIN
 from cometmq.rpc.channels import open_channel
 from cometmq.rpc.gate import Gate
 from cometmq.rpc.interceptors import ERROR_METADATA
@@ -60,7 +60,7 @@ USUAL: dict[str, Any] = {
     "hold_ms": 1,
     "count": 1,
     "records": _RECORDS,
-    "protocol_version": PROTOCOL_VERSION,
+    "protocol_version": PROTOCOL_MIN,
     "format_version": FORMAT_VERSION,
     "store_id": "5" * 32,
     "nonce": b"n" * 32,

@@ -18,12 +18,15 @@ import pytest
 
 from cometmq import errors
 from cometmq.errors import CometError
-from cometmq.replication.follower import FORMAT_VERSION, PROTOCOL_VERSION
+from cometmq.format import properties, record
+from cometmq.messaging.state import CHANGE, STATE_QUEUE_ID, STATE_TOPIC
+from cometmq.replication.versions import FORMAT_VERSION, PROTOCOL_MAX, PROTOCOL_MIN
 from cometmq.rpc.interceptors import error_from
 from cometmq.v1 import member_pb2, member_pb2_grpc
 from tests.support.cluster.broker import SYNC
 from tests.support.cluster.live_group import LiveGroup, LiveMember, live_group
 from tests.support.cluster.pullhold import sample
+from tests.support.stores.small_stores import HOST
 from tests.support.waiting import until, until_async
 
 Call = Any  # grpc.aio.StreamStreamCall of the method's messages
@@ -39,7 +42,7 @@ async def refused(member: LiveMember, reason: str) -> int:
 
 def hello(**fields: Any) -> member_pb2.FollowerHello:
     usual = {
-        "protocol_version": PROTOCOL_VERSION,
+        "protocol_version": PROTOCOL_MIN,
         "format_version": FORMAT_VERSION,
         "cluster": "DefaultCluster",
         "broker_group": "g1",
@@ -95,7 +98,9 @@ async def writing(directory: Path, **options: Any) -> AsyncIterator[LiveGroup]:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"protocol_version": PROTOCOL_VERSION + 1}, "version"),
+        ({"protocol_version": PROTOCOL_MAX + 1}, "version"),
+        ({"protocol_version_max": PROTOCOL_MIN - 1}, "version"),
+        ({"protocol_version_max": PROTOCOL_MAX, "state_kinds": ["k" * 65]}, "version"),
         ({"format_version": 0}, "version"),
         ({"cluster": "another"}, "cluster"),
         ({"cluster": ""}, "cluster"),
@@ -213,7 +218,7 @@ class Impostor(member_pb2_grpc.MemberServiceServicer):
 
 def greeting(follower: member_pb2.FollowerHello, **lies: Any) -> member_pb2.ReplicateResponse:
     usual = {
-        "protocol_version": PROTOCOL_VERSION,
+        "protocol_version": PROTOCOL_MIN,
         "format_version": FORMAT_VERSION,
         "epochs": follower.epochs,
         "start_offset": follower.log_end_offset,
@@ -274,12 +279,28 @@ def changed(chunk: member_pb2.LogChunk, **fields: Any) -> member_pb2.LogChunk:
     return found
 
 
+def state_record(log_offset: int, body: bytes) -> bytes:
+    return record.encode(
+        STATE_TOPIC.encode(),
+        STATE_QUEUE_ID,
+        body,
+        properties.encode({properties.TAGS: CHANGE}),
+        born_time_ms=0,
+        born_host=HOST,
+        store_host=HOST,
+        log_offset=log_offset,
+        store_time_ms=2**41,
+    )
+
+
 Change = Callable[[member_pb2.LogChunk], member_pb2.LogChunk]
 BAD_CHUNKS: list[tuple[str, Change]] = [
     ("checksum", lambda c: changed(c, data_crc32=c.data_crc32 ^ 1)),
     ("records", lambda c: changed(c, data=c.data[:-1])),
     ("records", lambda c: changed(c, data=c.data.replace(b"yyyy", b"yyxy", 1))),
     ("records", lambda c: changed(c, data=b"z" * len(c.data))),
+    ("records", lambda c: changed(c, data=state_record(c.offset, b"no state"))),
+    ("state", lambda c: changed(c, data=state_record(c.offset, b'{"v":1,"c":[{"k":"next"}]}'))),
     ("offset", lambda c: changed(c, offset=c.offset + 8, writer_end_offset=1 << 40)),
     ("offset", lambda c: changed(c, offset=c.offset - 8)),
     ("offset", lambda c: changed(c, writer_end_offset=c.offset)),

@@ -22,7 +22,7 @@ from cometmq.member.clocks import member_name
 from cometmq.member.state.halves import now_of, open_halves
 from cometmq.member.state.statelog import encode_record, load
 from cometmq.member.state.tail import progress_of
-from cometmq.messaging.changes import DelaysReached
+from cometmq.messaging.changes import KINDS, DelaysReached
 from cometmq.messaging.delay import DelayProgress
 from cometmq.messaging.generations import EPOCH_SHIFT, History
 from cometmq.messaging.handle_secrets import SECRET_BYTES
@@ -40,6 +40,7 @@ from cometmq.replication.insync import Own, replicated_positions, wanted_sets
 from cometmq.replication.lease import LeaseRecord, Reason, ReplicaId, ReplicaIds
 from cometmq.replication.lease_state import LeaseState
 from cometmq.replication.refusals import Refusals
+from cometmq.replication.versions import own_release
 from cometmq.replication.watermarks import (
     DurabilityClass,
     HighWatermarks,
@@ -181,7 +182,7 @@ class Writer(Role):
         self.broker: Broker
         self._since_s = 0.0
         others = [m.id for m in self.group.members if m is not member]
-        self._handshake = Handshake("c", GROUP, member.id, others, Refusals())
+        self._handshake = Handshake(own_release(KINDS), "c", GROUP, member.id, others, Refusals())
 
     def start(self) -> None:
         self.spawn(self._run())

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeAlias
 
 from cometmq.clock import Clock
-from cometmq.errors import DiskFull
+from cometmq.errors import DiskFull, ReplicationBroken, StateTooNew, StoreDamaged
 from cometmq.flight_recorder import named_threads
 from cometmq.format import record
 from cometmq.member.state.statelog import topic_deletions
@@ -27,6 +27,7 @@ from cometmq.messaging.state import (
     SNAPSHOT_ONLY,
     BrokerState,
     StateLoader,
+    check_tag,
 )
 from cometmq.messaging.topics import is_system
 from cometmq.model import TopicConfig
@@ -179,13 +180,28 @@ class _Collected(QueueChanges):
 
     def __init__(self) -> None:
         self.events: list[_Event] = []
+        self._approved: deque[tuple[record.Record, tuple[Change, ...]]] = deque()
+
+    def approve_record(self, topic: str, log_offset: int, data: bytes) -> None:
+        """StateTooNew: a release wrote the record that knows more. ReplicationBroken: none did."""
+        found = record.decode(data)
+        try:
+            check_tag(found.tag)
+            self._approved.append((found, decode(found.body)))
+        except StateTooNew as error:
+            raise StateTooNew(f"{error.message}, at {log_offset} of the writer's log") from error
+        except StoreDamaged as error:
+            raise ReplicationBroken(
+                f"a record of the state came for {log_offset}: {error.message}"
+            ) from error
 
     def queue_advanced(self, topic: str, queue_id: int, end: int, next_offset: int) -> None:
         self.events.append(_QueueAdvanced(topic, queue_id, end, next_offset))
 
     def observe_record(self, topic: str, log_offset: int, data: bytes, queues: QueueEdits) -> None:
-        found = record.decode(data)
-        for change in decode(found.body):
+        found, changes = self._approved.popleft()
+        assert found.log_offset == log_offset, "records are observed as they were approved"
+        for change in changes:
             self.apply_change(change, queues)
         self.events.append(_StateRecord(log_offset + len(data), found.tag, found.body))
 

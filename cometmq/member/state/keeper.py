@@ -30,6 +30,7 @@ from cometmq.messaging.changes import (
     GroupLeft,
     HalvesDropped,
     HalvesReached,
+    KindsUsed,
     MessagesResent,
     OffsetsReset,
     QueuesLocked,
@@ -37,6 +38,7 @@ from cometmq.messaging.changes import (
     TimersDropped,
     TimersReached,
     TopicPut,
+    newer_kinds,
 )
 from cometmq.messaging.delay import DelayProgress
 from cometmq.messaging.group_policy import GroupPolicy
@@ -177,6 +179,7 @@ class StateKeeper:
         self.shielded = ShieldedTasks()  # changes that have begun
         self._demands = demands
         self._in_flight: list[Change] = []  # appended, not yet applied
+        self._admitted = state.kinds_used  # kinds of which every member reads the records
         self._offsets_turn = _Turn(self.write_offsets)
         self._pops_turn = _Turn(self.write_pops)
         # Log offsets: the ends of the newest written offsets, leases, and last state snapshot.
@@ -400,10 +403,12 @@ class StateKeeper:
         self, change: MessagesResent | QueuesLocked | QueuesUnlocked | OffsetsReset | GroupLeft
     ) -> int:
         """Append a change that takes effect at once; the end of the log. May raise DiskFull,
-        BrokerDraining: then nothing has changed.
+        BrokerDraining, VersionUnsupported: then nothing has changed.
         """
-        end = self._append([change_record(change)])
-        self.state.apply(change)
+        changes = self._admit(change)
+        end = self._append([change_record(*changes)])
+        for one in changes:
+            self.state.apply(one)
         return end
 
     async def settled(self) -> None:
@@ -532,6 +537,7 @@ class StateKeeper:
             with self._demands.with_coming(coming):
                 self._storage.settle()  # what counts as replicated depends on the demands
                 await self._check_copies(until_s)
+                changes = self._admit(*changes)
                 end = self._append([change_record(*changes)])
                 self._in_flight += changes
                 # On our disk too: else the next start could do without a change that was answered.
@@ -541,6 +547,18 @@ class StateKeeper:
         finally:
             self._in_flight.clear()
             self._storage.settle()
+
+    def _admit(self, *changes: Change) -> tuple[Change, ...]:
+        """The changes, behind a note of the kinds that come into the log with them and that not
+        every release knows. VersionUnsupported: a member could not read them.
+        """
+        newer = newer_kinds(changes) - self.state.kinds_used
+        if not newer:
+            return changes
+        note = KindsUsed(newer | newer_kinds([KindsUsed(newer)]))
+        self._storage.authority.check_kinds(note.kinds)
+        self._admitted |= note.kinds
+        return note, *changes
 
     async def _check_copies(self, until_s: float) -> None:
         """Raises SlaveNotAvailable while too few members are in sync. If no topic has asked for
@@ -566,6 +584,7 @@ class StateKeeper:
         segment = Segment(STATE_TOPIC, STATE_QUEUE_ID, 1, demands)
         end = self._storage.store.appended_offset
         for state_record in records:
+            assert state_record.newer_kinds <= self._admitted, "a member cannot read this record"
             data = encode_record(state_record, self._host, self._clock.wall_ms())
             ticket = self._storage.append(
                 data, [segment], born_host=self._host, store_host=self._host

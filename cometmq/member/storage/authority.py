@@ -31,6 +31,11 @@ class WriteAuthority(Protocol):
     def check_in_sync(self) -> None:
         """Raise SlaveNotAvailable while too few members are in sync."""
 
+    def check_kinds(self, kinds: frozenset[str]) -> None:
+        """Raise VersionUnsupported unless all members of the group read state records of these
+        kinds.
+        """
+
 
 class SoleWriter:
     """The authority of a writer without a lease and without followers."""
@@ -42,4 +47,7 @@ class SoleWriter:
         return Replicated(own.flushed, own.flushed, is_alone=True)
 
     def check_in_sync(self) -> None:
+        pass
+
+    def check_kinds(self, kinds: frozenset[str]) -> None:
         pass

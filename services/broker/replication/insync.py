@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 
 from cometmq.clock import Clock
-from cometmq.errors import SlaveNotAvailable
+from cometmq.errors import SlaveNotAvailable, VersionUnsupported
 from cometmq.member.config import MemberConfig, PromoteAsync
 from cometmq.member.lease.lease_holder import LeaseHolder
 from cometmq.member.pod.events import UNRECORDED, EventReason, EventRecorder
@@ -49,6 +49,7 @@ def policy_of(config: MemberConfig) -> SetPolicy:
         async_lag_bytes_max=config.async_promote_lag_max,
         async_silence_s_max=config.async_promote_silence_max,
         group_size=len(config.peers),
+        peers=frozenset(config.peer_addresses() or ()),
     )
 
 
@@ -115,6 +116,28 @@ class InSyncSet:
         """Raise SlaveNotAvailable while too few members are in sync."""
         if shortage := self.shortage:
             raise SlaveNotAvailable(shortage)
+
+    def check_kinds(self, kinds: frozenset[str]) -> None:
+        """Raise VersionUnsupported unless all other members read state records of these kinds:
+        those that are configured, may take the lease, or have followed. One that has not followed
+        this writer yet has not said what it reads.
+        """
+        if self._holder is None:
+            return
+        known = self._followers.state_kinds
+        replica_ids = self._holder.must_acknowledge() | self._holder.electable_others()
+        members = self._policy.peers | known.keys() | {one.member_id for one in replica_ids}
+        for member_id in sorted(members - {self._holder.record.holder.member_id}):
+            if member_id not in known:
+                raise VersionUnsupported(
+                    f"member {member_id} has not followed this writer yet, so it is not known "
+                    f"whether it reads changes of kind {', '.join(sorted(kinds))}"
+                )
+            if unknown := kinds - known[member_id]:
+                raise VersionUnsupported(
+                    f"member {member_id} runs a release that does not read changes of kind "
+                    f"{', '.join(sorted(unknown))}"
+                )
 
     def validate(self, own: Watermarks) -> None:
         """Assert the invariant at the positions ``own``: every member that the lease may name in

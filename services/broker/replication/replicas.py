@@ -58,11 +58,17 @@ class Frame:
 
 class FollowerTable:
     """All followers that have connected to this writer, now or before: what each has of the log,
-    and until when it has promised not to take the lease.
+    until when it has promised not to take the lease, and which kinds of state records it reads.
     """
 
     def __init__(self) -> None:
         self._replicas: dict[ReplicaId, Replica] = {}
+        self._state_kinds: dict[int, frozenset[str]] = {}
+
+    @property
+    def state_kinds(self) -> Mapping[int, frozenset[str]]:
+        """What each member said when it connected last, by member id."""
+        return self._state_kinds
 
     @property
     def by_replica_id(self) -> Mapping[ReplicaId, Replica]:
@@ -73,8 +79,11 @@ class FollowerTable:
         replica = self._replicas.get(replica_id)
         return 0.0 if replica is None else replica.promised_until_s
 
-    def join(self, replica_id: ReplicaId, start: int, now_s: float) -> Replica:
+    def join(
+        self, replica_id: ReplicaId, start: int, state_kinds: frozenset[str], now_s: float
+    ) -> Replica:
         """The follower connects, and copies from ``start`` on."""
+        self._state_kinds[replica_id.member_id] = state_kinds
         # A member on another store has lost what it had: what the former store has acknowledged
         # and promised, is kept only as long as that was connected last.
         for other in list(self._replicas):
@@ -147,9 +156,13 @@ class Replicas:
         return start
 
     @contextmanager
-    def join(self, replica_id: ReplicaId, start: int) -> Iterator[Sender]:
-        """A follower, as long as its stream lives."""
-        replica = self._followers.join(replica_id, start, self.clock.boottime_s())
+    def join(
+        self, replica_id: ReplicaId, start: int, state_kinds: frozenset[str]
+    ) -> Iterator[Sender]:
+        """A follower, as long as its stream lives. ``state_kinds``: of the state records that it
+        reads.
+        """
+        replica = self._followers.join(replica_id, start, state_kinds, self.clock.boottime_s())
         pins = self.storage.store.cleaner.pins
         with pins.hold(start) as pin:
             sender = self._streams[replica_id.member_id] = Sender(self, replica, pin)

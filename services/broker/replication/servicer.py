@@ -12,15 +12,12 @@ from cometmq.member.clocks import member_name
 from cometmq.member.context import MemberContext, MemberCore
 from cometmq.member.read.group_progress import GroupReads
 from cometmq.member.rpc.member_servicer import MemberServicer, Pull
-from cometmq.replication.follower import (
-    FORMAT_VERSION,
-    PROTOCOL_VERSION,
-    Ack,
-    LogView,
-)
+from cometmq.messaging.changes import KINDS, KINDS_OF_PROTOCOL_3
+from cometmq.replication.follower import Ack, LogView
 from cometmq.replication.handshake import FollowerIdentity, Handshake
 from cometmq.replication.lease import ReplicaId
 from cometmq.replication.refusals import Reason
+from cometmq.replication.versions import Agreed, Release, introduced, own_release
 from cometmq.v1 import common_pb2, member_pb2
 from services.broker.replication.frames import pack
 from services.broker.replication.handover import HandOver
@@ -52,7 +49,10 @@ class ReplicationServicer(MemberServicer):
         self._hand_over = hand_over
         self._log_file_bytes = config.mapped_file_size_commit_log
         self._promise_ms = round(config.lease_duration_s * 1000) if config.lease else 0
+        self._state = core.state
+        self._release = own_release(KINDS)
         self._handshake = Handshake(
+            self._release,
             identity.cluster,
             identity.broker_group,
             config.member_id,
@@ -70,15 +70,17 @@ class ReplicationServicer(MemberServicer):
             if first.WhichOneof("kind") != "hello":
                 raise InvalidRequest("hello: must come first")
         replica_id = ReplicaId(first.hello.member_id, first.hello.store_id)
-        follower = self._checked(first.hello, replica_id)
+        release = self._release_of(first.hello)
+        agreed, follower = self._checked(first.hello, release, replica_id)
         start = await self._replicas.start_of_copy(follower)
         # Before our hello: a follower that is refused must not adopt our epochs.
-        self._check_free(replica_id)
-        await context.write(member_pb2.ReplicateResponse(hello=self._hello(start)))
+        self._check_free(replica_id, release)
+        await context.write(member_pb2.ReplicateResponse(hello=self._hello(start, agreed)))
         if start != follower.log_end:
             return  # the follower cuts its log, and opens another stream
-        self._check_free(replica_id)  # two streams may have opened at once
-        with self._replicas.join(replica_id, start) as sender:
+        # Two streams may have opened at once, and a new kind come into the log.
+        self._check_free(replica_id, release)
+        with self._replicas.join(replica_id, start, release.state_kinds) as sender:
             async with asyncio.TaskGroup() as tasks:
                 reading = tasks.create_task(self._read_acks(sender, context))
                 draining = tasks.create_task(self._gate.when_draining(self._gate.check))
@@ -91,7 +93,19 @@ class ReplicationServicer(MemberServicer):
                 reading.cancel()
                 draining.cancel()
 
-    def _check_free(self, replica_id: ReplicaId) -> None:
+    def _release_of(self, hello: member_pb2.FollowerHello) -> Release:
+        with self._replicas.refusals.counting(Reason.VERSION):
+            return introduced(
+                hello.protocol_version,
+                hello.protocol_version_max,
+                hello.format_version,
+                hello.features,
+                hello.state_kinds,
+                KINDS_OF_PROTOCOL_3,
+            )
+
+    def _check_free(self, replica_id: ReplicaId, release: Release) -> None:
+        self._handshake.check_state(release, self._state.kinds_used)
         self._handshake.check_free(
             replica_id, self._replicas.connected(), self._replicas.clock.boottime_s()
         )
@@ -123,12 +137,13 @@ class ReplicationServicer(MemberServicer):
             self._clocks.note(name, ack.answers_boot_ms, ack.sent_ms)
             sender.came(ack.sent_boot_ms, self._clocks.boot_ms())
 
-    def _checked(self, hello: member_pb2.FollowerHello, replica_id: ReplicaId) -> LogView:
-        versions = (hello.protocol_version, hello.format_version)
-        self._handshake.check(
-            FollowerIdentity(*versions, hello.cluster, hello.broker_group, replica_id)
+    def _checked(
+        self, hello: member_pb2.FollowerHello, release: Release, replica_id: ReplicaId
+    ) -> tuple[Agreed, LogView]:
+        agreed = self._handshake.check(
+            FollowerIdentity(release, hello.cluster, hello.broker_group, replica_id)
         )
-        return self._handshake.checked_log(
+        return agreed, self._handshake.checked_log(
             ((epoch.epoch, epoch.start_offset) for epoch in hello.epochs),
             hello.log_min_offset,
             hello.log_end_offset,
@@ -136,10 +151,11 @@ class ReplicationServicer(MemberServicer):
             hello.last_record_crc32,
         )
 
-    def _hello(self, start: int) -> member_pb2.WriterHello:
+    def _hello(self, start: int, agreed: Agreed) -> member_pb2.WriterHello:
         return member_pb2.WriterHello(
-            protocol_version=PROTOCOL_VERSION,
-            format_version=FORMAT_VERSION,
+            protocol_version=agreed.protocol,
+            format_version=self._release.format_version,
+            features=sorted(self._release.features),
             epochs=[
                 member_pb2.EpochStart(epoch=number, start_offset=offset)
                 for number, offset in self._store.epochs

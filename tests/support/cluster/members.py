@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cometmq.clock import SystemClock
-from cometmq.errors import CometError
+from cometmq.errors import CometError, VersionUnsupported
 from cometmq.format.batch import BatchLimits
 from cometmq.member.read.reader import Reader
 from cometmq.member.read.throttle import CatchUpThrottle
@@ -41,6 +41,8 @@ class SetAuthority(SoleWriter):
     def __init__(self) -> None:
         self.allowed = True
         self.check: Callable[[], None] = lambda: None
+        self.kinds_checked: Callable[[frozenset[str]], None] = lambda _kinds: None
+        self.kinds_unread: set[str] = set()  # by some member
         self._found: list[Replicated | None] = []
 
     def set_replicated(self, found: Replicated | None) -> None:
@@ -54,6 +56,11 @@ class SetAuthority(SoleWriter):
 
     def check_in_sync(self) -> None:
         self.check()
+
+    def check_kinds(self, kinds: frozenset[str]) -> None:
+        self.kinds_checked(kinds)
+        if kinds & self.kinds_unread:
+            raise VersionUnsupported("a member")
 
 
 class Member:

@@ -6,12 +6,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from scripts.releases import THIS, Program
 from tests.support.waiting import wait_until
 
 GRACE_S = 15.0
@@ -43,12 +43,19 @@ class Processes:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def spawn(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
-        """Start a command; what it says goes into ``<name>.log``."""
+    def spawn(
+        self, name: str, command: list[str], folder: Path | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start a command, in ``folder``; what it says goes into ``<name>.log``."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith("COMETMQ_")}
         with self.log(name).open("ab") as log:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+                command,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
             )
         self._stack.callback(_end, process)
         self._running[name] = process
@@ -68,10 +75,16 @@ class Processes:
 
     def service(self, name: str, kind: str, **flags: Any) -> Service:
         """Start ``services.<kind>`` on free ports and wait until it is ready."""
+        return self.service_of(THIS, name, kind, **flags)
+
+    def service_of(self, program: Program, name: str, kind: str, **flags: Any) -> Service:
+        """The same, of another release."""
         announcement = self.directory / f"{name}.json"
+        announcement.unlink(missing_ok=True)  # of its life before
         every = {"port": 0, "metrics_port": 0, "announce_file": announcement, **flags}
         words = [word for flag, value in every.items() for word in (f"--{flag}", str(value))]
-        process = self.spawn(name, [sys.executable, "-m", f"services.{kind}", *words])
+        command = [str(program.python), "-m", f"services.{kind}", *words]
+        process = self.spawn(name, command, program.tree)
         wait_until(f"{name} is ready", lambda: announcement.exists() or process.poll() is not None)
         assert process.poll() is None, self.log(name).read_text()
         said = json.loads(announcement.read_text())

@@ -177,6 +177,7 @@ KINDS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
     "queues": {"n": _is_name, "o": _is_list_of(_offset)},
     "raise": {"g": _generation, "s": _is_map_to(_is_list_of(_offset))},
     "counter": {"g": _number(0, 2**64 - 1)},
+    "kinds": {"n": _is_list_of(_is_name)},
     "group": {
         "n": _is_name,
         **dict.fromkeys(("c", "m", "b"), _is_bool),
@@ -432,6 +433,11 @@ class State:
                     for number in list(pop.leases):
                         held = pop.leases[number][2]
                         pop.take(number, {one for one in held if one >= pop.next_offset})
+
+    def _kinds(self, change: Json, place: object) -> None:
+        kinds = change["n"]
+        expect(kinds == sorted(set(kinds) & set(KINDS)), place, f"kinds {kinds}")
+        expect("kinds" in kinds, place, "`kinds` is none that every release knows")
 
     def _counter(self, change: Json, place: object) -> None:
         expect(change["g"] >= self.generation, place, "the counter goes back")

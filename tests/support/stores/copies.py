@@ -29,6 +29,9 @@ class Watcher:
     def __init__(self) -> None:
         self.heard: list[tuple[object, ...]] = []
 
+    def approve_record(self, topic: str, log_offset: int, data: bytes) -> None:
+        pass
+
     def observe_record(self, topic: str, log_offset: int, data: bytes, queues: QueueEdits) -> None:
         self.heard.append((topic, log_offset, record.decode(data).body))
 

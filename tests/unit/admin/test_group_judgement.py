@@ -101,6 +101,18 @@ def test_a_follower_without_room_is_told_before_it_leads() -> None:
     assert (found.status, found.troubles) == ("ok", [f"member 1 has no room for sends: {FULL}"])
 
 
+def test_a_follower_whose_release_does_not_fit_is_told_with_the_reason() -> None:
+    follower = replica_status(1)
+    follower.cannot_follow = "VERSION_UNSUPPORTED 4 to 5, not 3"
+    found = view(
+        replica_status(0, writer_status=changed(in_sync=[0], in_sync_expected=2)), follower
+    )
+    assert found.status == "degraded"
+    assert found.troubles == [
+        "member 1 cannot follow the writer: VERSION_UNSUPPORTED 4 to 5, not 3"
+    ]
+
+
 def test_nobody_writes() -> None:
     found = view(replica_status(1))
     assert (found.status, found.writer, found.in_sync) == ("no writer", None, None)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from cometmq.errors import StateTooNew, VersionUnsupported
 from cometmq.replication.lease import LeaseRecord, ReplicaId
 from services.haslave.readiness import InSyncReadiness
 
@@ -47,6 +48,17 @@ def test_it_is_not_held_back_for_ever_and_each_time_counts_by_itself() -> None:
         (lease(WRITER, ME), 61.0),
         (lease(WRITER), 62.0),
     ) == [(True, False), (False, False), (True, True), (False, True), (True, False)]
+
+
+def test_an_update_stops_at_a_follower_that_cannot_read_the_groups_state() -> None:
+    """It goes on where the releases have no protocol in common: that brings them together."""
+    for misfit, is_ready in (VersionUnsupported("3, not 2"), True), (StateTooNew("'x'"), False):
+        ready = InSyncReadiness(60.0)
+        ready.saw(lease(WRITER), ME, 0.0, misfit)
+        assert not ready.is_ready
+        assert ready.reason.endswith(f"it cannot follow the writer: {misfit.message}")
+        ready.saw(lease(WRITER), ME, 600.0, misfit)
+        assert ready.is_ready is is_ready
 
 
 def test_zero_turns_it_off() -> None:

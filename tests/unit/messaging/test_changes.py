@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cometmq.errors import StateTooNew, StoreDamaged
 from cometmq.messaging.changes import (
+    KINDS_OF_PROTOCOL_3,
     AttemptsStored,
     Change,
     DelaysDropped,
@@ -24,6 +25,7 @@ from cometmq.messaging.changes import (
     GroupPut,
     HalvesDropped,
     HalvesReached,
+    KindsUsed,
     LimitsPut,
     MessagesResent,
     OffsetsCommitted,
@@ -44,6 +46,7 @@ from cometmq.messaging.changes import (
     TopicTyped,
     decode,
     encode,
+    newer_kinds,
 )
 from cometmq.messaging.dedup import StoredRun, StreamEntry
 from cometmq.messaging.generations import History
@@ -93,6 +96,7 @@ GOLDEN: dict[str, Change] = {
     '{"k":"queues","n":"bills","o":[740,0]}': QueuesCounted("bills", (740, 0)),
     '{"k":"raise","g":9,"s":{"orders":[500,0]}}': GenerationsRaised(9, {"orders": (500, 0)}),
     '{"k":"counter","g":9}': GenerationsCounted(9),
+    '{"k":"kinds","n":["kinds"]}': KindsUsed(frozenset({"kinds"})),
     '{"k":"group","n":"billing","c":true,"m":true,"b":true,"rq":1,"rt":16,"i":0,"s":1,"y":true}': (
         GroupPut(GroupSettings("billing"))
     ),
@@ -192,6 +196,15 @@ GOLDEN: dict[str, Change] = {
 }
 
 
+def test_the_release_before_reads_all_but_the_newer_kinds() -> None:
+    """What was released stays as it is: a kind that is added belongs to the newer ones."""
+    kinds = {json.loads(text)["k"] for text in GOLDEN}
+    assert kinds - KINDS_OF_PROTOCOL_3 == {"group-leave", "kinds", "quota"}
+    assert len(KINDS_OF_PROTOCOL_3) == 27
+    assert newer_kinds(GOLDEN.values()) == {"group-leave", "kinds", "quota"}
+    assert newer_kinds([TopicDropped("orders")]) == frozenset()
+
+
 def test_each_kind_has_a_golden_form() -> None:
     assert {type(change) for change in GOLDEN.values()} == set(get_args(Change))
 
@@ -228,6 +241,7 @@ def record(**entry: Any) -> bytes:
         b'{"v":2}',
         b'{"v":1,"c":[],"x":0}',
         record(k="pop-ack", n="orders"),
+        record(k="kinds", n=["kinds", "pop-ack"]),
         record(k="topic-drop", n="orders", reason=""),
     ],
 )
@@ -261,6 +275,7 @@ def test_what_a_later_version_wrote_is_refused(body: bytes) -> None:
         record(k="pop", b=0, t=0, p={"billing": {"orders": [[0, 1, 0, [], [[1, 5, 0]]]]}}),
         record(k="pop", b=0, t=0, p={"billing": {"orders": [[0, 1, 0, [], [[-1]]]]}}),
         record(k="secret", t=1, s="x" * 64),
+        record(k="kinds", n=7),
         record(k="halves", h=1, o=2, c=[[9, 1], [9, 2]]),
         record(k="halves", h=1, o=2, c=[[9]]),
         record(k="timer", w=[1], a=0, r=0),

@@ -59,6 +59,15 @@ def reason(step: Step) -> Reason | None:
             return None
 
 
+def test_a_member_that_cannot_read_the_groups_state_leads_by_force_alone() -> None:
+    for me, expected in (
+        (status(1), Reason.FAILOVER),
+        (status(1, reads_state=False), None),
+        (status(1, reads_state=False, forced=True), Reason.FORCED),
+    ):
+        assert reason(after(SHARED, me, 60.0)) is expected
+
+
 # --- the holder comes back ------------------------------------------------------------------------
 
 

@@ -6,26 +6,28 @@ from dataclasses import replace
 
 import pytest
 
-from cometmq.errors import CometError, InvalidRequest, MemberIdTaken, StaleEpoch, VersionUnsupported
-from cometmq.replication.epoch_history import Epoch
-from cometmq.replication.follower import (
-    FORMAT_VERSION,
-    PROTOCOL_VERSION,
-    SILENCE_S_MAX,
-    Ack,
-    LogView,
-    Replica,
+from cometmq.errors import (
+    CometError,
+    InvalidRequest,
+    MemberIdTaken,
+    StaleEpoch,
+    StateTooNew,
+    VersionUnsupported,
 )
+from cometmq.replication.epoch_history import Epoch
+from cometmq.replication.follower import SILENCE_S_MAX, Ack, LogView, Replica
 from cometmq.replication.handshake import FollowerIdentity, Handshake, check_writer
 from cometmq.replication.lease import ReplicaId
 from cometmq.replication.refusals import Reason, Refusals
+from cometmq.replication.versions import Release
 
-GOOD = FollowerIdentity(PROTOCOL_VERSION, FORMAT_VERSION, "c", "g", ReplicaId(1, "store"))
+OURS = Release(3, 4, 1, frozenset({"f"}), frozenset({"a", "b"}))
+GOOD = FollowerIdentity(OURS, "c", "g", ReplicaId(1, "store"))
 
 
 @pytest.fixture
 def handshake() -> Handshake:
-    return Handshake("c", "g", 0, {1, 2}, Refusals())
+    return Handshake(OURS, "c", "g", 0, {1, 2}, Refusals())
 
 
 def only(reason: Reason) -> dict[Reason, int]:
@@ -42,8 +44,16 @@ def test_a_follower_of_the_group_comes_in(handshake: Handshake) -> None:
 @pytest.mark.parametrize(
     ("stranger", "error", "reason"),
     [
-        (replace(GOOD, protocol_version=0), VersionUnsupported, Reason.VERSION),
-        (replace(GOOD, format_version=FORMAT_VERSION + 1), VersionUnsupported, Reason.VERSION),
+        (
+            replace(GOOD, release=replace(OURS, protocol_min=1, protocol_max=2)),
+            VersionUnsupported,
+            Reason.VERSION,
+        ),
+        (
+            replace(GOOD, release=replace(OURS, format_version=0)),
+            VersionUnsupported,
+            Reason.VERSION,
+        ),
         (replace(GOOD, cluster="d"), InvalidRequest, Reason.CLUSTER),
         (replace(GOOD, cluster=""), InvalidRequest, Reason.CLUSTER),
         (replace(GOOD, broker_group="G"), InvalidRequest, Reason.GROUP),
@@ -60,6 +70,15 @@ def test_a_stranger_does_not(
     with pytest.raises(error):
         handshake.check(stranger)
     assert handshake.refusals.counts == only(reason)
+
+
+def test_a_follower_that_cannot_read_the_groups_state_is_refused_by_the_kinds_names(
+    handshake: Handshake,
+) -> None:
+    handshake.check_state(OURS, frozenset({"a"}))
+    with pytest.raises(StateTooNew, match="does not know: c, d"):
+        handshake.check_state(OURS, frozenset({"a", "c", "d"}))
+    assert handshake.refusals.counts == only(Reason.STATE)
 
 
 @pytest.mark.parametrize(

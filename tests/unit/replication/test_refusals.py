@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cometmq.errors import DiskFull, InvalidRequest, StoreFailed
+from cometmq.errors import DiskFull, InvalidRequest, StateTooNew, StoreFailed
 from cometmq.replication.refusals import REFUSALS, Reason, Refusals
 
 
@@ -12,6 +12,13 @@ def test_what_is_refused_is_counted_and_goes_on(error: type[InvalidRequest]) -> 
     with pytest.raises(error), refusals.counting(Reason.ACK):
         raise error("x")
     assert refusals.counts == {**dict.fromkeys(Reason, 0), Reason.ACK: 1}
+
+
+def test_unknown_state_has_a_reason_of_its_own() -> None:
+    refusals = Refusals()
+    with pytest.raises(StateTooNew), refusals.counting(Reason.RECORDS):
+        raise StateTooNew("x")
+    assert refusals.counts == {**dict.fromkeys(Reason, 0), Reason.STATE: 1}
 
 
 @pytest.mark.parametrize("error", [DiskFull("x"), StoreFailed("x"), OSError()])

@@ -13,6 +13,7 @@ from cometmq.member.lease.lease_holder import LeaseHolder
 from cometmq.member.lease.stores import Reading
 from cometmq.member.read.throttle import CatchUpThrottle
 from cometmq.member.storage.authority import Replicated
+from cometmq.messaging.changes import KINDS
 from cometmq.replication.follower import Ack
 from cometmq.replication.lease import ReplicaId
 from cometmq.replication.watermarks import DurabilityClass
@@ -45,7 +46,7 @@ class Writer:
         self.hand_over = HandOver(member.storage, member.keeper, self.replicas, holder, ended)
 
     def follower(self) -> AbstractContextManager[Sender]:
-        return self.replicas.join(ReplicaId(1, "store-1"), 0)
+        return self.replicas.join(ReplicaId(1, "store-1"), 0, KINDS)
 
     def answer(self, sender: Sender) -> None:
         """The follower has all of the log on its disk."""

@@ -11,12 +11,13 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from cometmq.errors import SlaveNotAvailable
+from cometmq.errors import SlaveNotAvailable, VersionUnsupported
 from cometmq.member.lease.lease_holder import LeaseHolder
 from cometmq.member.lease.stores import Reading
 from cometmq.member.read.throttle import CatchUpThrottle
 from cometmq.member.state.keeper import StateDemands
 from cometmq.member.storage.member_storage import Ticket
+from cometmq.messaging.changes import KINDS
 from cometmq.model import ReplicationMode, TopicConfig
 from cometmq.replication.follower import Ack
 from cometmq.replication.insync import SetPolicy
@@ -118,7 +119,7 @@ async def test_a_follower_that_keeps_step_is_waited_for(writer: Writer) -> None:
     in_sync = writer.in_sync
     running = await kept(writer)
     end = writer.member.store.appended_offset
-    with writer.replicas.join(FOLLOWER, 0) as sender:
+    with writer.replicas.join(FOLLOWER, 0, KINDS) as sender:
         writer.tell(sender, appended=end, flushed=end)
         await until(lambda: in_sync.size == 2)
         ticket = writer.append("C", b"x")
@@ -140,7 +141,7 @@ async def test_a_follower_whose_disk_is_faster_need_not_answer_again(
         TopicConfig("F", 1, 1, replication_mode=ReplicationMode.FLUSHED)
     )
     end = writer.member.store.appended_offset
-    with writer.replicas.join(FOLLOWER, 0) as sender:
+    with writer.replicas.join(FOLLOWER, 0, KINDS) as sender:
         writer.tell(sender, appended=end, flushed=end)
         await until(lambda: in_sync.size == 2)
         held.hold()
@@ -162,7 +163,7 @@ async def test_one_that_falls_silent_is_waited_for_until_the_lease_says_otherwis
     in_sync = writer.in_sync
     running = await kept(writer)
     end = writer.member.store.appended_offset
-    with writer.replicas.join(FOLLOWER, 0) as sender:
+    with writer.replicas.join(FOLLOWER, 0, KINDS) as sender:
         writer.tell(sender, appended=end, flushed=end)
         await until(lambda: in_sync.size == 2)
         ticket = writer.append("C", b"x")
@@ -201,7 +202,7 @@ async def test_one_that_goes_before_the_lease_can_be_written_is_not_added(writer
     end = writer.member.store.appended_offset
     before = writer.lease.version
     async with writer.holder._one_at_a_time:
-        with writer.replicas.join(FOLLOWER, 0) as sender:
+        with writer.replicas.join(FOLLOWER, 0, KINDS) as sender:
             writer.tell(sender, appended=end, flushed=end)
             running = await kept(writer)
             for _ in range(5):
@@ -210,6 +211,47 @@ async def test_one_that_goes_before_the_lease_can_be_written_is_not_added(writer
     assert writer.lease.record is not None
     assert writer.lease.record.in_sync == (writer.holder.record.holder,)
     await ended(running)
+
+
+async def test_a_new_kind_of_state_waits_until_all_members_have_said_that_they_read_it(
+    writer: Writer,
+) -> None:
+    in_sync = InSyncSet(
+        writer.replicas._followers,
+        writer.holder,
+        writer.member.demands,
+        SetPolicy(peers=frozenset({1, 2})),
+        writer.clock,
+    )
+    kinds = frozenset({"new"})
+    other = ReplicaId(2, "store-2")
+    with pytest.raises(VersionUnsupported, match="member 1 has not followed this writer yet"):
+        in_sync.check_kinds(kinds)
+    with writer.replicas.join(FOLLOWER, 0, KINDS | kinds):
+        with pytest.raises(VersionUnsupported, match="member 2 has not followed this writer yet"):
+            in_sync.check_kinds(kinds)
+        with writer.replicas.join(other, 0, KINDS):
+            pass
+        with pytest.raises(VersionUnsupported, match="member 2 runs a release that does not read"):
+            in_sync.check_kinds(kinds)
+        with writer.replicas.join(other, 0, KINDS | kinds):
+            in_sync.check_kinds(kinds)
+        in_sync.check_kinds(kinds)  # it is away for a moment
+        with writer.replicas.join(FOLLOWER, 0, KINDS):  # rolled back
+            pass
+        with pytest.raises(VersionUnsupported, match="member 1 runs a release that does not read"):
+            in_sync.check_kinds(kinds)
+
+
+async def test_a_follower_that_is_not_configured_counts_from_when_it_has_followed(
+    writer: Writer,
+) -> None:
+    kinds = frozenset({"new"})
+    writer.in_sync.check_kinds(kinds)
+    with writer.replicas.join(ReplicaId(7, "store-7"), 0, KINDS):
+        pass
+    with pytest.raises(VersionUnsupported, match="member 7"):
+        writer.in_sync.check_kinds(kinds)
 
 
 @pytest.mark.parametrize("policy", [SetPolicy(size_min=2)])
@@ -229,7 +271,7 @@ async def test_a_writer_that_may_be_deposed_answers_nobody(writer: Writer) -> No
     in_sync = writer.in_sync
     running = await kept(writer)
     end = writer.member.store.appended_offset
-    with writer.replicas.join(FOLLOWER, 0) as sender:
+    with writer.replicas.join(FOLLOWER, 0, KINDS) as sender:
         writer.tell(sender, appended=end, flushed=end)
         await until(lambda: in_sync.size == 2)
         await ended(running)

@@ -13,6 +13,7 @@ from cometmq.member.read.throttle import CatchUpThrottle
 from cometmq.member.storage.authority import SoleWriter
 from cometmq.member.storage.flusher import FlushPolicy
 from cometmq.member.storage.member_storage import MemberStorage
+from cometmq.messaging.changes import KINDS
 from cometmq.replication import follower
 from cometmq.replication.follower import Ack, LogView
 from cometmq.replication.lease import ReplicaId
@@ -49,7 +50,7 @@ def flush(replicas: Replicas) -> None:
 
 async def test_what_there_is_is_sent_and_then_what_comes(replicas: Replicas) -> None:
     end = grow(replicas)
-    with replicas.join(ReplicaId(1, "store"), 0) as sender:
+    with replicas.join(ReplicaId(1, "store"), 0, KINDS) as sender:
         first = await sender.next_frame()
         assert first is not None
         assert (first.offset, len(first.data), first.writer_end) == (0, end, end)
@@ -68,7 +69,7 @@ async def test_what_comes_while_something_is_unanswered_is_sent_together(
     replicas: Replicas,
 ) -> None:
     end = grow(replicas)
-    with replicas.join(ReplicaId(1, "store"), 0) as sender:
+    with replicas.join(ReplicaId(1, "store"), 0, KINDS) as sender:
         assert await sender.next_frame() is not None
         waiting = asyncio.create_task(sender.next_frame())
         for _ in range(3):
@@ -87,7 +88,7 @@ async def test_much_waits_for_no_answer(
 ) -> None:
     monkeypatch.setattr(module, "GATHER_BYTES", 1000)
     grow(replicas)
-    with replicas.join(ReplicaId(1, "store"), 0) as sender:
+    with replicas.join(ReplicaId(1, "store"), 0, KINDS) as sender:
         assert await sender.next_frame() is not None
         while replicas.storage.store.appended_offset - sender.replica.sent < 1000:
             grow(replicas)
@@ -100,7 +101,7 @@ async def test_positions_that_move_are_told_without_bytes(replicas: Replicas) ->
     clock = replicas.clock
     assert isinstance(clock, WallClock)
     end = grow(replicas)
-    with replicas.join(ReplicaId(1, "store"), 0) as sender:
+    with replicas.join(ReplicaId(1, "store"), 0, KINDS) as sender:
         first = await sender.next_frame()
         assert first is not None
         assert first.visible == HighWatermarks()
@@ -116,7 +117,7 @@ async def test_positions_that_move_are_told_without_bytes(replicas: Replicas) ->
 
 async def test_bytes_do_not_wait_with_the_marks(replicas: Replicas) -> None:
     end = grow(replicas)
-    with replicas.join(ReplicaId(1, "store"), 0) as sender:
+    with replicas.join(ReplicaId(1, "store"), 0, KINDS) as sender:
         assert await sender.next_frame() is not None
         sender.acked(Ack(end, 0, 0, 0))
         flush(replicas)
@@ -131,7 +132,7 @@ async def test_bytes_do_not_wait_with_the_marks(replicas: Replicas) -> None:
 
 async def test_who_waits_for_its_disk_is_told_at_once(replicas: Replicas) -> None:
     end = grow(replicas)
-    with replicas.join(ReplicaId(1, "store"), 0) as sender:
+    with replicas.join(ReplicaId(1, "store"), 0, KINDS) as sender:
         assert await sender.next_frame() is not None
         replicas.storage.followers_flush_to = end
         frame = await sender.next_frame()
@@ -143,7 +144,7 @@ async def test_a_wait_for_its_disk_is_told_with_the_bytes_that_are_to_be_there(
     replicas: Replicas,
 ) -> None:
     end = grow(replicas)
-    with replicas.join(ReplicaId(1, "store"), 0) as sender:
+    with replicas.join(ReplicaId(1, "store"), 0, KINDS) as sender:
         assert await sender.next_frame() is not None
         replicas.storage.followers_flush_to = later = grow(replicas)
         waiting = asyncio.create_task(sender.next_frame())
@@ -158,7 +159,7 @@ async def test_a_wait_for_its_disk_is_told_with_the_bytes_that_are_to_be_there(
 async def test_a_heartbeat_comes_when_nothing_happens(replicas: Replicas) -> None:
     clock = replicas.clock
     assert isinstance(clock, WallClock)
-    with replicas.join(ReplicaId(1, "store"), 0) as sender:
+    with replicas.join(ReplicaId(1, "store"), 0, KINDS) as sender:
         assert await sender.next_frame() is not None
         clock.now_ms += int(follower.HEARTBEAT_S * 1000)
         frame = await sender.next_frame()
@@ -175,7 +176,7 @@ async def test_the_window_holds_back_until_the_follower_has_it(
     monkeypatch.setattr(module, "GATHER_BYTES", 1)
     for _ in range(20):
         grow(replicas)
-    with replicas.join(ReplicaId(1, "store"), 0) as sender:
+    with replicas.join(ReplicaId(1, "store"), 0, KINDS) as sender:
         replica = sender.replica
         for _ in range(3):
             while replica.has_room:
@@ -194,9 +195,9 @@ async def test_the_window_holds_back_until_the_follower_has_it(
 
 async def test_a_newer_stream_takes_the_place_of_an_older(replicas: Replicas) -> None:
     with ExitStack() as ending:
-        older = ending.enter_context(replicas.join(ReplicaId(1, "store"), 0))
+        older = ending.enter_context(replicas.join(ReplicaId(1, "store"), 0, KINDS))
         assert [r.member_id for r in replicas.connected()] == [1]
-        with replicas.join(ReplicaId(1, "store"), 0) as newer:
+        with replicas.join(ReplicaId(1, "store"), 0, KINDS) as newer:
             assert await older.next_frame() is None
             ending.close()
             assert await newer.next_frame() is not None
@@ -216,12 +217,12 @@ async def test_what_an_older_stream_was_reading_is_not_skipped_by_the_newer(
         await goes_on.wait()
         return await read(offset, bytes_max)
 
-    with replicas.join(ReplicaId(1, "store"), 0) as older:
+    with replicas.join(ReplicaId(1, "store"), 0, KINDS) as older:
         with monkeypatch.context() as patch:
             patch.setattr(replicas, "read_chunk", slowly)
             reading = asyncio.create_task(older.next_frame())
             await asyncio.sleep(0)
-        with replicas.join(ReplicaId(1, "store"), 0) as newer:
+        with replicas.join(ReplicaId(1, "store"), 0, KINDS) as newer:
             goes_on.set()
             assert await reading is None
             frame = await newer.next_frame()
@@ -232,7 +233,7 @@ async def test_what_an_older_stream_was_reading_is_not_skipped_by_the_newer(
 async def test_what_is_still_to_be_sent_is_kept_if_possible(replicas: Replicas) -> None:
     pins = replicas.storage.store.cleaner.pins
     end = grow(replicas)
-    with replicas.join(ReplicaId(1, "store"), 0) as sender:
+    with replicas.join(ReplicaId(1, "store"), 0, KINDS) as sender:
         assert pins.lowest() == 0
         await sender.next_frame()
         assert pins.lowest() == end
@@ -245,7 +246,7 @@ async def test_a_follower_that_fell_off_is_told_to_begin_anew(replicas: Replicas
         grow(replicas, 10_000)
     flush(replicas)
     store.flush_queues()
-    with replicas.join(ReplicaId(1, "store"), 0) as sender:
+    with replicas.join(ReplicaId(1, "store"), 0, KINDS) as sender:
         store.cleaner.forget_before(store.cleaner.log_files()[0].end)
         store.cleaner.remove_first()
         with pytest.raises(MessageNotFound):

@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 
+from cometmq.errors import CometError, ReplicationBroken, StateTooNew
 from cometmq.format.batch import BatchLimits
 from cometmq.member.state.follower import INLINE_BYTES_MAX, FollowerStorage, cut
 from cometmq.member.state.opening import open_copy, open_writer
@@ -55,11 +56,14 @@ class Pair:
 
     def change(self, change: Change) -> int:
         [record] = change_records([change])
-        data = encode_record(record, HOST, 0)
-        segment = (STATE_TOPIC, STATE_QUEUE_ID, 1)
-        end = self.writer.append(data, [segment], born_host=HOST, store_host=HOST).end_offset
+        end = self.append(encode_record(record, HOST, 0))
         self.state.apply(change)
         return end
+
+    def append(self, state_record: bytes) -> int:
+        segment = (STATE_TOPIC, STATE_QUEUE_ID, 1)
+        written = self.writer.append(state_record, [segment], born_host=HOST, store_host=HOST)
+        return written.end_offset
 
     def put(self, topic: str, queues: int = 1) -> int:
         return self.change(self.state.plan_topic(TopicConfig(topic, queues, queues)))
@@ -119,6 +123,38 @@ def test_state_takes_effect_when_it_is_visible(pair: Pair) -> None:
     assert pair.copy.bounds(("T", 0)) == (0, 0, 2)
     pair.show(sent)
     assert pair.copy.bounds(("T", 0)) == (0, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("tag", "body", "error"),
+    [
+        ("CHANGE", b'{"v":1,"c":[{"k":"note","t":"x"}]}', StateTooNew),
+        ("CHANGE", b'{"v":1,"c":[{"k":"kinds","n":["kinds","note"]}]}', StateTooNew),
+        ("CHANGE", b'{"v":1,"c":[{"k":"topic-drop","n":"T","why":"x"}]}', StateTooNew),
+        ("CHANGE", b'{"v":2,"c":[]}', StateTooNew),
+        ("COPY_ALL", b'{"v":1,"c":[]}', StateTooNew),
+        ("CHANGE", b'{"v":1,"c":[{"k":"topic-drop"}]}', ReplicationBroken),
+        ("CHANGE", b"no state", ReplicationBroken),
+    ],
+)
+@pytest.mark.parametrize("large", [False, True])
+def test_state_that_a_follower_does_not_know_does_not_enter_its_log(
+    pair: Pair, tag: str, body: bytes, error: type[CometError], large: bool
+) -> None:
+    pair.show(pair.put("T"))
+    pair.follow()
+    store = pair.copy.store
+    end = store.appended_offset
+    pair.send("T", b"before" * (large and 10_000))
+    pair.append(encoded(STATE_TOPIC, STATE_QUEUE_ID, body, tag=tag))
+    pair.send("T", b"behind")
+    chunk = pair.writer.read_chunk(end, 1 << 20)
+    assert chunk is not None
+    with pytest.raises(error):
+        asyncio.run(pair.copy.copy(end, chunk.data))
+    assert store.appended_offset == end
+    assert store.queue_bounds("T", 0) == (0, 0)
+    pair.copy.validate()
 
 
 def test_a_change_of_the_topic_holds_for_what_was_sent_after_it(pair: Pair) -> None:

@@ -12,7 +12,9 @@ from cometmq.errors import (
     LimitExceeded,
     NoPermission,
     SlaveNotAvailable,
+    StateTooNew,
     TopicNotFound,
+    VersionUnsupported,
 )
 from cometmq.member.state import keeper
 from cometmq.member.state.statelog import load
@@ -21,7 +23,8 @@ from cometmq.messaging.state import STATE_TOPIC, BrokerState
 from cometmq.model import FlushMode, Position, ReplicationMode, TopicConfig
 from cometmq.replication.watermarks import DurabilityClass
 from cometmq.store.writer import MessageStore
-from tests.support.cluster.members import Member, living_member
+from tests.support.cluster.members import Member, living_member, opened
+from tests.support.cluster.next_release import NOTE, next_release
 from tests.support.stores.gates import HeldFlush
 from tests.support.stores.small_stores import WallClock, append
 from tests.support.waiting import until
@@ -60,6 +63,42 @@ async def test_a_change_counts_when_its_record_is_on_disk(
         assert "T" in member.state.topics
         assert member.told == ["changed"]
         assert same_as_log(member)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_a_kind_that_not_every_release_knows_is_written_when_all_members_read_it(
+    tmp_path: Path, waits: bool
+) -> None:
+    """And the log says so from then on, also where the change leaves no trace of its own."""
+
+    async def write(member: Member) -> None:
+        if waits:
+            async with member.keeper._one_at_a_time:
+                await member.keeper._commit(NOTE)
+        else:
+            member.keeper.write(NOTE)
+
+    used = frozenset({"kinds", "note"})
+    with next_release():
+        async with living_member(tmp_path) as member:
+            asked: list[frozenset[str]] = []
+            member.set_authority.kinds_checked = asked.append
+            member.set_authority.kinds_unread = {"note"}
+            before = state_records(member)
+            with pytest.raises(VersionUnsupported):
+                await write(member)
+            assert (state_records(member), member.state.kinds_used) == (before, frozenset())
+            member.set_authority.kinds_unread = set()
+            await write(member)
+            assert (asked, member.state.kinds_used) == ([used, used], used)
+            await write(member)  # it is in the log already
+            assert (len(asked), state_records(member)) == (2, before + 2)
+            assert same_as_log(member)
+        async with living_member(tmp_path) as member:
+            assert member.state.kinds_used == used  # by the snapshot, which has no note
+            await write(member)
+    with pytest.raises(StateTooNew, match=r"kinds that this program does not know: \['note'\]"):
+        opened(tmp_path)
 
 
 async def test_the_same_settings_again_write_nothing(tmp_path: Path) -> None:
