@@ -216,9 +216,8 @@ def test_a_member_knows_its_pod(chart: Rendered) -> None:
     for workload in chart.members():
         (member,) = containers(workload)
         given = {e["name"]: e for e in member["env"]}
-        names = list(given)
-        assert given["COMETMQ_POD_NAME"]["value"] == "$(POD_NAME)"
-        assert names.index("POD_NAME") < names.index("COMETMQ_POD_NAME"), "else it is not expanded"
+        name = {"fieldRef": {"fieldPath": "metadata.name"}}
+        assert given["COMETMQ_POD_NAME"]["valueFrom"] == name
         uid = {"fieldRef": {"fieldPath": "metadata.uid"}}
         assert given["COMETMQ_POD_UID"]["valueFrom"] == uid
 

@@ -55,7 +55,7 @@ def order(state: Path, *, job: bool) -> Path:
     assert done.returncode == 0, done.stderr
     notes = run_helm(HELMS[-1], "install", *place, "--dry-run=client")
     assert notes.returncode == 0, notes.stderr
-    commands = re.findall(r"^ +(kubectl .* exec .* -- .*)$", notes.stdout, re.M)
+    commands = re.findall(r"^ +(kubectl .* exec statefulset/.* -- .*)$", notes.stdout, re.M)
     in_pod = commands[0].partition(" -- ")[0] + " --"
     roundtrip = shlex.quote((ROOT / "tests/chart/sdk_roundtrip.py").read_text())
     commands += [
