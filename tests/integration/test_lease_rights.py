@@ -232,6 +232,29 @@ def _reset(story: Story) -> Awaitable[Any]:
     return story.broker.admin.ResetOffsets(request)
 
 
+def _put_quota(story: Story) -> Awaitable[Any]:
+    quota = pb.Quota(messages_per_s=1_000_000 + next(story._numbers))
+    request = pb.PutQuotaRequest(scope=pb.QUOTA_SCOPE_TOPIC, send=quota)
+    return story.broker.admin.PutQuota(request)
+
+
+async def _drop_quota(story: Story) -> Asked:
+    await _put_quota(story)
+    request = pb.DropQuotaRequest(scope=pb.QUOTA_SCOPE_TOPIC)
+    return lambda: story.broker.admin.DropQuota(request)
+
+
+def _remove(story: Story) -> Awaitable[Any]:
+    return story.broker.admin.RemoveMembers(pb.RemoveMembersRequest(group="M"))
+
+
+async def _forget(story: Story) -> Asked:
+    await story.broker.put_topic(name := story.name())
+    await story.broker.commit("M", (name, 0, 0, 0))
+    request = pb.ForgetOffsetsRequest(group="M", topic=name)
+    return lambda: story.broker.admin.ForgetOffsets(request)
+
+
 def _resend(story: Story) -> Awaitable[Any]:
     items = [pb.ResendItem(queue_id=0, position=common.Position(offset=next(story._numbers)))]
     request = pb.ResendMessagesRequest(topic="T", items=items)
@@ -288,7 +311,11 @@ PREPARED: dict[str, Prepared] = {
     "DeleteTopic": _drop_topic,
     "PutGroup": _asked(_put_group),
     "DeleteGroup": _drop_group,
+    "PutQuota": _asked(_put_quota),
+    "DropQuota": _drop_quota,
+    "RemoveMembers": _asked(_remove),
     "ResetOffsets": _asked(_reset),
+    "ForgetOffsets": _forget,
     "ResendMessages": _asked(_resend),
     "ResendDeadLetters": _asked(_resend_dead),
     "PurgeDeadLetters": _asked(_purge),
