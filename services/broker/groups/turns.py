@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 TURN_S = 0.01  # from one turn to the next
 WAIT_S_MAX = 0.1
-ENTER_COUNT = 16  # calls of a turn
+ENTER_COUNT, ENTER_COUNT_MIN = 16, 2  # calls of a turn
 
 
 class Turns:
@@ -42,6 +42,7 @@ class Admission:
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self._left = 0  # of the last turn
         self._turns = Turns(self._let_in, 1.0)
 
     def __len__(self) -> int:
@@ -56,10 +57,13 @@ class Admission:
         await turn
 
     def _let_in(self) -> bool:
+        # While more calls come than are let in, the loop is to take calls: others wait among them.
+        count_max = ENTER_COUNT if len(self._waiting) <= self._left else ENTER_COUNT_MIN
         let_in = 0
-        while self._waiting and let_in < ENTER_COUNT:
+        while self._waiting and let_in < count_max:
             turn = self._waiting.popleft()
             if not turn.done():  # else its call has ended
                 turn.set_result(None)
                 let_in += 1
+        self._left = len(self._waiting)
         return let_in > 0
