@@ -62,6 +62,7 @@ class Roles:
         self.left: list[Left] = []
         self._store = store
         self._tasks = 0
+        self._of_other_tests = _objects_of_roles()
 
     def watched(self, part: partial[Any]) -> Main:
         async def role(stop: StopSignal) -> Main | None:
@@ -74,7 +75,7 @@ class Roles:
         return role
 
     def _count(self, module: str, before: RoleChange | None) -> None:
-        passed_on = None if before is None else before.store
+        known = [*self._of_other_tests, None if before is None else before.store]
         paths = []
         for number in os.listdir("/proc/self/fd"):
             with suppress(OSError):  # of the listing itself
@@ -87,14 +88,18 @@ class Roles:
                 [path for path in paths if path.startswith(f"{self._store}/")],
                 [
                     type(one).__name__
-                    for one in gc.get_objects()
-                    if isinstance(one, OF_A_ROLE) and one is not passed_on
+                    for one in _objects_of_roles()
+                    if not any(one is other for other in known)
                 ],
                 gc.get_freeze_count(),
                 sum(not path.startswith(f"{self._store}/") for path in paths),
                 resident_bytes(),
             )
         )
+
+
+def _objects_of_roles() -> list[object]:
+    return [one for one in gc.get_objects() if isinstance(one, OF_A_ROLE)]
 
 
 class Outside:

@@ -315,6 +315,7 @@ def test_up_again_says_what_the_cluster_was_started_with(
     async def refused(*_: object, **given: object) -> None:
         assert given.pop("options") == {}
         assert given.pop("own_secret") is True
+        assert callable(given.pop("tell"))
         assert set(given.values()) == {None}
         raise ClusterRunning("it is enough to know how it was called")
 
