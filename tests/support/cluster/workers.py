@@ -44,7 +44,8 @@ class Sender:
     def __init__(self, namesrv: str, style: str) -> None:
         self.style = style
         self.producer: Any = (sync if style == "sync" else client).Producer(namesrv)
-        self._runner: asyncio.Runner | None = None
+        # By process: a loop shares with children what it waits for, and is not freed there either.
+        self._runners: dict[int, asyncio.Runner] = {}
 
     def open(self) -> Sender:
         self._call(self.producer.start())
@@ -55,15 +56,15 @@ class Sender:
 
     def close(self) -> None:
         self._call(self.producer.close())
-        if self._runner is not None:
-            self._runner.close()
+        if os.getpid() in self._runners:
+            self._runners[os.getpid()].close()
 
     def _call(self, answer: Any) -> Any:
         if self.style == "sync":
             return answer
-        if self._runner is None:
-            self._runner = asyncio.Runner()
-        return self._runner.run(answer)
+        if os.getpid() not in self._runners:
+            self._runners[os.getpid()] = asyncio.Runner()
+        return self._runners[os.getpid()].run(answer)
 
 
 def open_and_send(namesrv: str, style: str) -> str:
