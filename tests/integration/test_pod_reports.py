@@ -93,10 +93,9 @@ def holder(api: LeaseApi) -> str:
 async def test_a_fail_over_is_an_event_and_moves_the_label(api: LeaseApi, tmp_path: Path) -> None:
     async with pods(tmp_path) as group:
         assert holder(api) == PODS[0]
-        assert (PODS[0], "WriterElected") in api.reasons()
-        assert notes(api, "InSyncMemberJoined") == [
-            "member 1 is in sync; in sync, the writer included: 2"
-        ]
+        await until(lambda: (PODS[0], "WriterElected") in api.reasons())
+        joined = ["member 1 is in sync; in sync, the writer included: 2"]
+        await until(lambda: notes(api, "InSyncMemberJoined") == joined)
         await until(lambda: roles(api) == ["writer", "follower"])
         await group[0].crash()
         await group[1].until_role("writer")
@@ -125,6 +124,7 @@ async def test_an_order_that_failed_is_an_event(api: LeaseApi, tmp_path: Path) -
         await until(lambda: notes(api, "HandOverFailed"))
         await until(lambda: group.in_sync() == [0])
         await group[0].retire()
+        await until(lambda: notes(api, "StoppedWithoutSuccessor"))
         assert "no other member has everything" in notes(api, "StoppedWithoutSuccessor")[0]
 
 

@@ -28,7 +28,7 @@ from cometmq.member.role_change import FOLLOWER_MODULE, WRITER_MODULE, RoleChang
 from cometmq.messaging.state import BrokerState
 from cometmq.replication.lease import LeaseRecord
 from cometmq.rpc.memory import resident_bytes
-from cometmq.rpc.process import Main, StopSignal, run
+from cometmq.rpc.process import Main, StopSignal, release, run
 from cometmq.rpc.server import RpcServer
 from cometmq.store.base import BaseStore
 from cometmq.v1 import broker_pb2, broker_pb2_grpc, common_pb2
@@ -62,6 +62,7 @@ class Roles:
         self.left: list[Left] = []
         self._store = store
         self._tasks = 0
+        release()  # what other tests have settled shows again
         self._of_other_tests = _objects_of_roles()
 
     def watched(self, part: partial[Any]) -> Main:
