@@ -1,9 +1,10 @@
 """Chaos on real processes. ``make test-chaos`` plays the acts, ``make chaos`` at random.
 
-``python -m tests.chaos [--run NAME]… [--minutes N] [--seed N] [--keep FOLDER]``. A name is that of
-an act, or ``random-<number>`` of a run at random; with the seed that was printed it is played
-again. Two are played at a time, for a cluster mostly waits. As root every node gets a network
-namespace of its own and every member a disk of its own.
+``python -m tests.chaos [--run NAME]… [--share K/N] [--minutes N] [--seed N] [--keep FOLDER]``. A
+name is that of an act, or ``random-<number>`` of a run at random; with the seed that was printed it
+is played again. ``--share`` plays the Kth of N parts of the acts. Two are played at a time, for a
+cluster mostly waits. As root every node gets a network namespace of its own and every member a disk
+of its own.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ RUN_S_MAX = 900
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tests.chaos", description="Chaos on real processes.")
     parser.add_argument("--run", action="append", help=f"of {', '.join(ACTS)}, random-<number>")
+    parser.add_argument("--share", default="1/1", help="K/N: the Kth of N parts of the acts")
     parser.add_argument("--minutes", type=float, help="at random, for so long")
     parser.add_argument("--seed", type=int, help="replays a run")
     parser.add_argument("--keep", type=Path, help="where logs and stores stay")
@@ -54,7 +56,8 @@ def main() -> int:
 def _names(options: argparse.Namespace) -> Iterator[str]:
     """The runs, one after the other."""
     if options.run or options.minutes is None:
-        yield from options.run or ACTS
+        part, parts = map(int, options.share.split("/"))
+        yield from options.run or [*ACTS][part - 1 :: parts]
         return
     end_s = time.monotonic() + options.minutes * 60
     for number in itertools.takewhile(lambda _: time.monotonic() < end_s, itertools.count()):

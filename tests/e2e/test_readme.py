@@ -32,7 +32,7 @@ VOLATILE = (
     r"(?<=yes )\d+",  # a process id
     r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d",
     r"\d{8}T\d{6}\.\d{3}Z-[0-9a-f]{8}",  # a snapshot
-    r"(\d+ m )?\d+(\.\d)? s\b",
+    r"[+-]?(\d+ m )?\d+(\.\d)? s\b",
     r"(?<=g1/)\d+",  # a message id's log offset, or a queue
     r"\b\d{1,3}(,\d{3})+",  # a log offset, a generation
     r"\b[0-9a-f]{64}\b",
