@@ -385,10 +385,8 @@ async def delete_group(
     )
     if _group_view(name, listed).member_count:
         members = await group_members(connection, name)
-        away = [one.client_id for one in members if one.is_away]
-        connected = [one.client_id for one in members if not one.is_away]
         if members:
-            raise GroupInUse(in_the_way(name, connected, away))
+            raise GroupInUse(in_the_way(name, {one.client_id: one.is_away for one in members}))
     request = broker_pb2.DeleteGroupRequest(group=name, dead_letters=dead_letters)
 
     async def delete(member: namesrv_pb2.Member) -> broker_pb2.DeleteGroupResponse | None:

@@ -70,13 +70,10 @@ async def forget_offsets(
     """Forget a group in a topic that it has left. TopicNotFound, GroupNotFound when no broker group
     knows both; GroupInUse while members read the topic anywhere: then nothing is forgotten.
     """
-    members = [
-        one for one in await ops.group_members(connection, group) if topic in one.subscriptions
-    ]
-    if members:
-        away = [one.client_id for one in members if one.is_away]
-        connected = [one.client_id for one in members if not one.is_away]
-        raise GroupInUse(f"topic {topic} is read: {in_the_way(group, connected, away)}")
+    members = await ops.group_members(connection, group)
+    reading = {one.client_id: one.is_away for one in members if topic in one.subscriptions}
+    if reading:
+        raise GroupInUse(f"topic {topic} is read: {in_the_way(group, reading)}")
     request = broker_pb2.ForgetOffsetsRequest(group=group, topic=topic)
     views: list[ForgottenView] = []
     unknown: CometError | None = None

@@ -7,7 +7,7 @@ is not: it is the set of streams that clients hold open, and it dies with the br
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cometmq.errors import ClientIdInUse, GroupNameInvalid, InvalidRequest, LimitExceeded
@@ -135,6 +135,11 @@ class Member:
     replaced: tuple[str, ...] = ()
 
     @property
+    def is_away(self) -> bool:
+        """Whether it has no stream."""
+        return self.away_until_s is not None
+
+    @property
     def away_since_s(self) -> float | None:
         """When its stream ended; None: it is there."""
         if self.away_until_s is None:
@@ -190,8 +195,10 @@ def changed_ids(stays: Iterable[Stay]) -> str:
     )
 
 
-def in_the_way(group: str, connected: Sequence[str], away: Sequence[str]) -> str:
-    """Why a group cannot go, by the client ids of its members."""
+def in_the_way(group: str, members: Mapping[str, bool]) -> str:
+    """Why a group cannot go. ``members``: by client id, whether it is away."""
+    connected = [client_id for client_id, is_away in members.items() if not is_away]
+    away = [client_id for client_id, is_away in members.items() if is_away]
     kinds = ((connected, "is connected", "are connected"), (away, "is away", "are away"))
     said = " and ".join(
         f"{_some(ids)} {one if len(ids) == 1 else many}" for ids, one, many in kinds if ids
@@ -334,7 +341,7 @@ class MemberTable:
         """Whether it is a member without a stream."""
         known = self._groups.get(group)
         member = known.members.get(client_id) if known is not None else None
-        return member is not None and member.away_until_s is not None
+        return member is not None and member.is_away
 
     @property
     def next_session_s(self) -> float | None:
@@ -355,7 +362,7 @@ class MemberTable:
 
     def away(self, group: str) -> list[Member]:
         """The members without a stream, in order of client id."""
-        return [one for one in self.view(group).members if one.away_until_s is not None]
+        return [one for one in self.view(group).members if one.is_away]
 
     def stays(self, group: str, now_s: float) -> list[Stay]:
         """For how long the members have been there, or away, in order of client id."""

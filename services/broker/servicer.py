@@ -39,6 +39,7 @@ from services.broker.delay.recalls import RecallService
 from services.broker.groups.clients import Senders
 from services.broker.groups.coordinator import GroupCoordinator
 from services.broker.groups.membership import MemberStream, Origin
+from services.broker.groups.pacing import Admission
 from services.broker.groups.questions import (
     ANSWER_BYTES_MAX,
     REFUSALS,
@@ -48,7 +49,6 @@ from services.broker.groups.questions import (
     Result,
 )
 from services.broker.groups.queue_locks import QueueLocks
-from services.broker.groups.turns import Admission
 from services.broker.groups.views import GroupViews
 from services.broker.memory import BATCHES_IN_FLIGHT_MAX, request_memory
 from services.broker.pop.servicer import PopServicer, PopServices

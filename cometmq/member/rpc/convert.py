@@ -280,7 +280,7 @@ def member_proto(member: Member) -> broker_pb2.GroupMember:
         ],
         is_broadcasting=member.details.is_broadcasting,
         session_ms=member.details.session_ms,
-        is_away=member.away_until_s is not None,
+        is_away=member.is_away,
         mode=broker_pb2.CONSUME_MODE_POP
         if member.details.receives
         else broker_pb2.CONSUME_MODE_PULL,

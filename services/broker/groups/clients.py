@@ -123,7 +123,6 @@ class ClientList:
                     continue
                 member = table.member(name, client_id)
                 assert member is not None, (name, client_id)
-                is_away = member.away_until_s is not None
-                client = Client(name, client_id, member.stream, origin, is_away)
+                client = Client(name, client_id, member.stream, origin, member.is_away)
                 seen += client.key > after
                 yield client

@@ -274,9 +274,7 @@ class GroupCoordinator(GroupReads):
         raises.
         """
         if members := self._members.view(group).members:
-            away = [one.client_id for one in self._members.away(group)]
-            connected = [one.client_id for one in members if one.away_until_s is None]
-            raise GroupInUse(in_the_way(group, connected, away))
+            raise GroupInUse(in_the_way(group, {one.client_id: one.is_away for one in members}))
         wanted = [RETRY_PREFIX + group]
         dead_count = self._message_count(DLQ_PREFIX + group)
         if dead_letters or not dead_count:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 from typing import Protocol
 
-from services.broker.groups.turns import Turns
+from services.broker.groups.pacing import Pacer
 
 TOLD_COUNT = 32  # members of a turn
 PATIENCE = 4.0  # with a loop that has much to do
@@ -36,7 +36,7 @@ class Notices:
         self._rounds: dict[str, Iterator[Told] | None] = {}
         self._changed: set[str] = set()  # during their rounds: another one follows
         self._soon: dict[str, asyncio.TimerHandle] = {}
-        self._turns = Turns(self._tell, PATIENCE)
+        self._pacer = Pacer(self._tell, PATIENCE)
 
     def __len__(self) -> int:
         """Groups that are to be told something."""
@@ -50,7 +50,7 @@ class Notices:
             self._changed.add(group)
         else:
             self._rounds.setdefault(group)
-        self._turns.start()
+        self._pacer.start()
 
     def tell_in(self, group: str, wait_s: float) -> None:
         """The group has changed, and its members hear of it after so long."""

@@ -144,15 +144,13 @@ class OffsetResets:
         return [queue_id for _, queue_id in keys]
 
     def _check_left(self, group: str, topic: str) -> None:
-        reading = [
-            member
+        reading = {
+            member.client_id: member.is_away
             for member in self._members.view(group).members
             if any(one.topic == topic for one in member.subscriptions)
-        ]
+        }
         if reading:
-            away = [one.client_id for one in reading if one.away_until_s is not None]
-            connected = [one.client_id for one in reading if one.away_until_s is None]
-            raise GroupInUse(f"topic {topic} is read: {in_the_way(group, connected, away)}")
+            raise GroupInUse(f"topic {topic} is read: {in_the_way(group, reading)}")
 
     async def _write(self, group: str, topic: str, resets: list[QueueReset], asked_by: str) -> None:
         number = self._keeper.state.resets.next_number(self._storage.store.epoch)

@@ -128,6 +128,19 @@ async def test_progress_is_written_when_it_has_changed_or_the_log_has_grown(
         assert member.keeper.progress_bytes == 0
 
 
+async def test_a_snapshot_comes_behind_the_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next writer looks for it behind the snapshot only."""
+    async with living_member(tmp_path) as member:
+        await member.put("T")
+        monkeypatch.setattr(keeper, "PROGRESS_BYTES_MAX", 3_000)
+        append(member.store, ("T", 0, [bytes(3_000)]))
+        records = state_records(member)
+        member.keeper.write_snapshot_if_due(0)
+        assert state_records(member) == records + 2
+
+
 async def test_creating_does_not_change_what_is_there(tmp_path: Path) -> None:
     async with living_member(tmp_path) as member:
         await member.put("T", 4)

@@ -11,7 +11,7 @@ WAIT_S_MAX = 0.1
 ENTER_COUNT, ENTER_COUNT_MIN = 16, 2  # calls of a turn
 
 
-class Turns:
+class Pacer:
     """``work`` does one turn's work, and says whether it did any. The first turn is at once; the
     next one follows after TURN_S, and ``patience`` times as much later as this one began late: a
     loop that has much to do gets fewer turns. Belongs to the event loop.
@@ -43,7 +43,7 @@ class Admission:
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._left = 0  # of the last turn
-        self._turns = Turns(self._let_in, 1.0)
+        self._pacer = Pacer(self._let_in, 1.0)
 
     def __len__(self) -> int:
         """How many wait."""
@@ -53,7 +53,7 @@ class Admission:
         """Returns when it is this call's turn: at once, when there is no crowd."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
-        self._turns.start()
+        self._pacer.start()
         await turn
 
     def _let_in(self) -> bool:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 
 from services.broker.groups.notices import TOLD_COUNT, Notices
-from services.broker.groups.turns import ENTER_COUNT, ENTER_COUNT_MIN, WAIT_S_MAX, Admission, Turns
+from services.broker.groups.pacing import ENTER_COUNT, ENTER_COUNT_MIN, WAIT_S_MAX, Admission, Pacer
 from tests.support.waiting import until
 
 
@@ -47,8 +47,8 @@ async def test_a_loop_that_is_late_gets_fewer_turns() -> None:
         began_s.append(loop.time())
         return len(began_s) < 3
 
-    turns = Turns(work, 100.0)
-    turns.start()
+    pacer = Pacer(work, 100.0)
+    pacer.start()
     until_s = loop.time() + 0.05
     while loop.time() < until_s:  # the loop has much to do
         pass
